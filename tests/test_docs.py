@@ -39,7 +39,7 @@ def anchors(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_to_something(path: Path) -> None:
+def test_document_links_resolve(path: Path) -> None:
     targets = [target for target in LINK.findall(path.read_text()) if "://" not in target]
     broken = []
     for target in targets:
@@ -50,14 +50,14 @@ def test_links_lead_to_something(path: Path) -> None:
     assert broken == []
 
 
-def test_make_targets_exist() -> None:
+def test_documented_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     used = {name for text in code_of_all() for name in re.findall(r"\bmake ([a-z0-9-]+)", text)}
     assert used
     assert used - targets == set()
 
 
-def test_our_flags_exist() -> None:
+def test_documented_flags_exist() -> None:
     used: dict[tuple[str, str], set[str]] = {}
     for text in code_of_all():
         for command, part, rest in COMMAND.findall(text):
@@ -76,14 +76,14 @@ def test_our_flags_exist() -> None:
         assert flags - known == set(), command
 
 
-def test_mechanisms_that_are_switched_off_exist() -> None:
+def test_documented_mechanisms_exist() -> None:
     texts = [*code_of_all(), *(path.read_text() for path in (ROOT / "engine").rglob("*.py"))]
     used = {name for text in texts for name in re.findall(r"--disable[ =]([a-z0-9_-]+)", text)}
     assert used
     assert used - set(Mechanism) == set()
 
 
-def test_the_page_of_options_is_the_codes() -> None:
+def test_the_options_page_is_current() -> None:
     made = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "option_docs.py")], capture_output=True, text=True, env=environment()
     ).stdout
@@ -113,7 +113,7 @@ def test_the_readmes_python_runs(server: DryServer, snippet: str) -> None:
     assert done.stdout.strip() == "You said: What does textwrap.dedent do?"
 
 
-def test_the_tables_of_fields_are_made_from_what_is_so() -> None:
+def test_the_field_tables_are_current() -> None:
     script = ROOT / "scripts" / "field_docs.py"
     code = f"import runpy; made = runpy.run_path({str(script)!r}); page = made['PAGE'].read_text()"
     code += "; assert made['written'](page) == page, 'run make crds: the tables of fields in docs/api.md are old'"
@@ -132,7 +132,7 @@ def api_tables() -> dict[str, list[tuple[list[str], str]]]:
 
 
 @pytest.mark.parametrize(("kind", "request_type"), [("chat", ChatRequest), ("completions", CompletionRequest)])
-def test_the_api_tables_are_the_codes(kind: str, request_type: type[ChatRequest] | type[CompletionRequest]) -> None:
+def test_the_api_tables_are_current(kind: str, request_type: type[ChatRequest] | type[CompletionRequest]) -> None:
     tables = api_tables()
     works = [*tables["Works: chat and completions"], *tables[f"Works: {kind} alone"]]
     without_effect = [row for row in tables["Accepted, without effect"] if kind == "chat" or "both" in row[1]]

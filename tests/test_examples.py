@@ -36,7 +36,7 @@ def test_the_client_chats_streams_and_asks_many_at_once(server: DryServer, suffi
     assert "prompt tokens were cached" in done.stdout
 
 
-def test_the_client_says_what_is_wrong(server: DryServer) -> None:
+def test_the_example_client_prints_the_error(server: DryServer) -> None:
     unknown = run_client("--url", server.url, "--model", "other")
     assert (unknown.returncode, "'other' does not exist" in unknown.stderr) == (1, True)
     unreachable = run_client("--url", "http://127.0.0.1:1")

@@ -57,7 +57,7 @@ def imported(part: str) -> set[str]:
 
 
 @pytest.mark.parametrize(("part", "extra"), [(n, None if n in LIBRARIES else n) for n in PARTS])
-def test_a_part_imports_what_it_declares(part: str, extra: str | None) -> None:
+def test_each_package_imports_only_its_declared_dependencies(part: str, extra: str | None) -> None:
     missing = {BROUGHT_BY.get(name, name) for name in imported(part)} - declared(extra)
     if part in LIBRARIES:
         missing -= OF_USERS

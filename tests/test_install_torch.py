@@ -34,7 +34,7 @@ def pip_arguments(tmp_path: Path, *, with_driver: bool) -> list[str]:
     return requested.read_text().split()
 
 
-def test_a_machine_with_a_driver_gets_the_pair_that_was_measured(tmp_path: Path) -> None:
+def test_the_pinned_torch_and_triton_are_installed_when_there_is_a_driver(tmp_path: Path) -> None:
     assert pip_arguments(tmp_path, with_driver=True) == [
         *("-m", "pip", "install"),
         f"torch=={PINNED['torch']}",
@@ -43,7 +43,7 @@ def test_a_machine_with_a_driver_gets_the_pair_that_was_measured(tmp_path: Path)
 
 
 @pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="this machine has an NVIDIA driver")
-def test_a_machine_without_one_gets_a_build_for_cpus(tmp_path: Path) -> None:
+def test_the_cpu_build_of_torch_is_installed_when_there_is_no_driver(tmp_path: Path) -> None:
     assert pip_arguments(tmp_path, with_driver=False)[-1].endswith("+cpu")
 
 

@@ -31,7 +31,7 @@ def thinned(library: Path, data: bytes) -> bytes:
     return library.read_bytes()
 
 
-def test_machine_code_of_the_architecture_stays_and_the_rest_is_blank(tmp_path: Path) -> None:
+def test_only_code_of_the_architecture_stays_in_a_thinned_library(tmp_path: Path) -> None:
     one = fat_binary(entry(CUBIN, 80, b"a" * 24), entry(CUBIN, 90, b"b" * 40), entry(PTX, 90, b"c" * 16))
     two = fat_binary(entry(CUBIN, 90, b"d" * 8))
     host = b"host code" + struct.pack("<I", 0xBA55ED50) + b"no fat binary"
@@ -40,6 +40,6 @@ def test_machine_code_of_the_architecture_stays_and_the_rest_is_blank(tmp_path: 
     assert after == host + kept + b"between" + two + b"end"
 
 
-def test_a_library_that_would_be_left_without_code_keeps_it(tmp_path: Path) -> None:
+def test_a_library_is_not_thinned_when_no_code_would_be_left(tmp_path: Path) -> None:
     data = fat_binary(entry(CUBIN, 80, b"a" * 24), entry(PTX, 80, b"c" * 16))
     assert thinned(tmp_path / "library.so", data) == data

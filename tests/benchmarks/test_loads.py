@@ -31,7 +31,7 @@ REFERENCE_LOADS = "1830f040892d69c52b0d5ac4d635fff661f78dbb2f312dc4bede81dbec593
         ("qwen3-0.6b", 0.29, {512: 0.6, 4096: 7.0, 8192: 18.9}),
     ],
 )
-def test_bounds(model: str, decode_ms: float, prefill_ms: dict[int, float]) -> None:
+def test_bounds_of_a_models_decode_and_prefill(model: str, decode_ms: float, prefill_ms: dict[int, float]) -> None:
     bound = Bound.of(model)
     assert bound is not None
     assert bound.decode_s(1, 256) * 1e3 == pytest.approx(decode_ms, rel=0.03)
@@ -50,7 +50,7 @@ class Listening:
         return sum(limits)
 
 
-def test_the_loads_are_the_references() -> None:
+def test_the_loads_equal_the_references() -> None:
     engine = Listening()
     names = [name for name, _ in run_loads(engine, FULL)]
     digest = hashlib.sha256()
@@ -61,7 +61,7 @@ def test_the_loads_are_the_references() -> None:
     assert len(names) == len(set(names)) == 15
 
 
-def test_a_later_round_asks_as_much_with_other_ids() -> None:
+def test_a_later_round_has_equal_sizes_and_other_ids() -> None:
     first, second = Listening(), Listening()
     list(run_loads(first, SMOKE, 0))
     list(run_loads(second, SMOKE, 1))
@@ -96,7 +96,7 @@ def test_an_engine_that_makes_too_few_tokens_is_found_out() -> None:
         list(run_loads(Lazy(), SMOKE))
 
 
-def test_verdicts() -> None:
+def test_verdicts_by_target_and_value() -> None:
     slower_is_worse = ratio_target("qwen2.5-7b", "itl ms bs 1")
     more_is_better = ratio_target("qwen3-0.6b", "w1 tok_s")
     assert slower_is_worse is not None

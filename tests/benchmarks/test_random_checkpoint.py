@@ -78,7 +78,7 @@ def dequantised(tensors: dict[str, Tensor], weights: dict[str, Any]) -> dict[str
 
 
 @pytest.mark.parametrize("weights", [CHANNELS, GROUPS, W8A8], ids=["int8", "int4", "w8a8-int8"])
-def test_what_is_written_is_what_our_engine_reads(
+def test_a_random_checkpoint_is_read_by_our_engine(
     weights: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(random_checkpoint, "_SHARD_BYTES", 20_000)

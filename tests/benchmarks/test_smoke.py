@@ -66,7 +66,7 @@ def test_speculation_beside_a_peer(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["out.json"], "checkpoints are deleted"
 
 
-def test_beside_a_peer(tmp_path: Path) -> None:
+def test_the_offline_benchmark_runs_beside_a_peer(tmp_path: Path) -> None:
     """The peer is our engine under its name, in processes that do not see our packages."""
     peer = {"PEER_SITE": str(ROOT / "tests" / "benchmarks" / "peer")}
     out, plot = tmp_path / "offline.json", tmp_path / "offline.png"
@@ -119,13 +119,13 @@ def test_groups_of_engines_beside_a_peer(tmp_path: Path) -> None:
     assert table.count("ours / vLLM") == 3
 
 
-def test_after_its_time_a_script_begins_nothing_and_still_writes(tmp_path: Path) -> None:
+def test_a_benchmark_writes_its_result_when_its_time_is_over(tmp_path: Path) -> None:
     written, _ = run("ablations.py", tmp_path / "out.json", "--time-limit-s", "0")
     assert written["runs"] == {}
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_ours_alone(script: str, tmp_path: Path) -> None:
+def test_each_benchmark_runs_on_a_cpu(script: str, tmp_path: Path) -> None:
     written, table = run(script, tmp_path / "out.json")
     assert written[SCRIPTS[script]]
     assert not written.get("failures")

@@ -32,11 +32,11 @@ RUNS = {"ours": BOTH, "fast 8": BOTH, "slow 8": BOTH | {"w1 tok_s": [50.0]}}
         (2, ["ours", "slow 8"], ["ours"]),  # the fast one has died
     ],
 )
-def test_whose_turn_it_is(round_: int, ready: list[str], expected: list[str]) -> None:
+def test_engines_take_turns_in_rounds(round_: int, ready: list[str], expected: list[str]) -> None:
     assert order_of(round_, ready, RUNS) == expected
 
 
-def test_a_first_start_is_given_time_or_left_for_later() -> None:
+def test_a_first_start_is_skipped_when_too_little_time_is_left() -> None:
     assert Budget(100.0).allows("peer")
     assert not Budget(100.0).allows("peer", 180.0)
     budget = Budget(100.0)
@@ -60,7 +60,7 @@ def _rounds() -> Iterator[dict[str, Any]]:
         yield {}
 
 
-def test_what_was_finished_before_the_limit_is_kept() -> None:
+def test_finished_parts_are_kept_when_the_limit_is_reached() -> None:
     noted: list[dict[str, Any]] = []
     found = isolated(_some_then_none, timeout_s=10.0, note=noted.append)
     assert noted == [{"first": 1.0}, {"second": 2.0}]

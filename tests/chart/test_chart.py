@@ -35,19 +35,19 @@ def of_kind(items: list[dict[str, Any]], kind: str) -> dict[str, dict[str, Any]]
     return {item["metadata"]["name"]: item for item in items if item["kind"] == kind}
 
 
-def test_crds_are_the_repositorys() -> None:
+def test_the_charts_crds_equal_the_repositorys() -> None:
     ours = {path.name: path.read_text() for path in (CHART / "crds").iterdir()}
     assert ours == {path.name: path.read_text() for path in (ROOT / "crds").iterdir()}, "run: make crds"
 
 
 @needs_helm
-def test_lint() -> None:
+def test_the_chart_passes_helm_lint() -> None:
     done = helm("lint", "--strict", str(CHART))
     assert done.returncode == 0, done.stdout
 
 
 @needs_helm
-def test_rights_are_what_the_programs_use_and_no_more() -> None:
+def test_rbac_rules_equal_the_verbs_that_are_used() -> None:
     roles = of_kind(render(), "ClusterRole")
     assert roles["mini-infer-operator"]["rules"] == RULES
     assert of_kind(render(), "Role")["mini-infer-operator-lease"]["rules"] == LEASE_RULES
@@ -61,7 +61,7 @@ def test_rights_are_what_the_programs_use_and_no_more() -> None:
 
 
 @needs_helm
-def test_the_crd_is_upgraded_before_a_release_is_unless_that_is_left_to_somebody_else() -> None:
+def test_a_pre_upgrade_hook_upgrades_the_crd_unless_disabled() -> None:
     (job,) = of_kind(render(), "Job").values()
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade"
     pod = job["spec"]["template"]["spec"]
@@ -78,7 +78,7 @@ def test_the_crd_is_upgraded_before_a_release_is_unless_that_is_left_to_somebody
 
 
 @needs_helm
-def test_rights_stay_in_the_namespace_that_is_named() -> None:
+def test_rbac_is_namespaced_when_a_namespace_is_set() -> None:
     items = render("namespace=team", "rbac.aggregate=false")
     assert not of_kind(items, "ClusterRole")
     assert not of_kind(items, "ClusterRoleBinding")
@@ -96,7 +96,7 @@ def test_rights_stay_in_the_namespace_that_is_named() -> None:
 
 
 @needs_helm
-def test_no_pod_runs_as_root_or_writes_outside_tmp() -> None:
+def test_pods_run_as_non_root_with_a_read_only_root() -> None:
     deployments = of_kind(render(), "Deployment")
     assert set(deployments) == {"mini-infer-gateway", "mini-infer-operator"}
     for deployment in deployments.values():
@@ -126,7 +126,7 @@ def test_no_pod_runs_as_root_or_writes_outside_tmp() -> None:
         ("operator.image.repository=", "repository"),
     ],
 )
-def test_a_wrong_value_is_refused_by_name(setting: str, named: str) -> None:
+def test_a_chart_value_is_refused_by_name_when_it_is_invalid(setting: str, named: str) -> None:
     done = helm("template", "mini-infer", str(CHART), f"--set={setting}")
     assert done.returncode != 0
     assert named in done.stderr

@@ -33,12 +33,12 @@ def test_every_queried_metric_is_exported(exported: Exported, place: str) -> Non
         ("absent(m)", {"m"}, set()),
     ],
 )
-def test_expressions_are_taken_apart(expression: str, metrics: set[str], labels: set[str]) -> None:
+def test_promql_expressions_are_parsed(expression: str, metrics: set[str], labels: set[str]) -> None:
     assert reads(expression) == Reads(frozenset(metrics), frozenset(labels))
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
-def test_files_are_what_the_tables_say(dashboard: Any) -> None:
+def test_dashboard_files_equal_their_tables(dashboard: Any) -> None:
     assert (CHART / f"dashboards/{dashboard.name}.json").read_text() == text(dashboard), "run: make dashboards"
 
 

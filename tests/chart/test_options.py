@@ -85,7 +85,7 @@ def camel(flag: str) -> str:
         ("mini_infer_operator.settings", "operator.options"),
     ],
 )
-def test_every_flag_is_a_value(module: str, path: str) -> None:
+def test_every_flag_is_a_chart_value(module: str, path: str) -> None:
     call = f"from {module} import {MAIN[module]} as run; run(['--help'])"
     help_text = subprocess.run(
         [sys.executable, "-c", call], capture_output=True, text=True, env=environment(), check=True
@@ -100,14 +100,14 @@ def test_every_flag_is_a_value(module: str, path: str) -> None:
             assert f"--{flag} {{{','.join(described['enum'])}}}" in " ".join(help_text.split())
 
 
-def test_options_become_flags(full: list[dict[str, Any]]) -> None:
+def test_chart_options_become_flags(full: list[dict[str, Any]]) -> None:
     arguments = container(full, "gateway")["args"]
     assert {"--routing=round-robin", "--max-body-bytes=33554432", "--idle-timeout=2.5", "--seed=3"} <= set(arguments)
     assert "--shutdown-timeout=105" in arguments  # of 120 s, 10 before and 5 after
     assert not any("routing" in argument for argument in container(rendered(), "gateway")["args"])
 
 
-def test_engines_for_gpus_have_an_image_of_their_own(full: list[dict[str, Any]]) -> None:
+def test_the_chart_sets_a_separate_gpu_image(full: list[dict[str, Any]]) -> None:
     digest = f"sha256:{'4' * 64}"
     assert f"--engine-cuda-image=registry/engine-cuda:2@{digest}" in container(full, "operator")["args"]
     without = container(rendered("--set=engine.cudaImage.repository="), "operator")["args"]
@@ -125,7 +125,7 @@ def test_an_image_is_named_by_its_digest_when_there_is_one(full: list[dict[str, 
     assert "digest" in refused.stderr
 
 
-def test_limits_of_pods_reach_the_operator(full: list[dict[str, Any]]) -> None:
+def test_pod_security_values_reach_the_operator(full: list[dict[str, Any]]) -> None:
     arguments = set(container(full, "operator")["args"])
     assert {"--pod-security=baseline", "--allow-secrets=team-a/*,engine-key"} <= arguments
     assert "--allow-service-accounts=weights-reader" in arguments
@@ -133,7 +133,7 @@ def test_limits_of_pods_reach_the_operator(full: list[dict[str, Any]]) -> None:
     assert default <= set(container(rendered(), "operator")["args"])
 
 
-def test_the_lease_of_a_class_is_where_all_its_operators_find_it(full: list[dict[str, Any]]) -> None:
+def test_the_leader_election_namespace_is_shared_by_all_releases_of_a_class(full: list[dict[str, Any]]) -> None:
     for items, namespace in (
         (full, "leases"),
         (rendered(), "kube-system"),
@@ -149,7 +149,7 @@ def test_the_lease_of_a_class_is_where_all_its_operators_find_it(full: list[dict
     assert helm("template", "mini-infer", str(CHART), "--set=operator.class=Blue").returncode != 0
 
 
-def test_services_prefer_both_address_families(full: list[dict[str, Any]]) -> None:
+def test_services_are_dual_stack_by_default(full: list[dict[str, Any]]) -> None:
     for items, policy in ((rendered(), "PreferDualStack"), (full, "SingleStack")):
         assert of_kind(items, "Service")["mini-infer-gateway"]["spec"]["ipFamilyPolicy"] == policy
         assert "--host=::" in container(items, "gateway")["args"]
@@ -157,7 +157,7 @@ def test_services_prefer_both_address_families(full: list[dict[str, Any]]) -> No
     assert "ipFamilyPolicy" not in left_out
 
 
-def test_every_value_is_in_the_full_example() -> None:
+def test_every_chart_value_is_in_the_full_example() -> None:
     shown, default = yaml.safe_load(FULL.read_text()), yaml.safe_load((CHART / "values.yaml").read_text())
 
     def missing(shown: Any, default: Any, path: str) -> list[str]:
@@ -171,7 +171,7 @@ def test_every_value_is_in_the_full_example() -> None:
     assert missing(shown, default, "") == []
 
 
-def test_pods_get_the_configured_values(full: list[dict[str, Any]]) -> None:
+def test_pods_get_the_configured_chart_values(full: list[dict[str, Any]]) -> None:
     for component in ("gateway", "operator"):
         deployment = of_kind(full, "Deployment")[f"mini-infer-{component}"]
         template = deployment["spec"]["template"]
@@ -190,7 +190,7 @@ def test_pods_get_the_configured_values(full: list[dict[str, Any]]) -> None:
         assert account["metadata"]["annotations"] == {"iam": component}
 
 
-def test_gateways_are_spread_kept_and_scaled(full: list[dict[str, Any]]) -> None:
+def test_gateways_have_spread_disruption_budget_and_autoscaler(full: list[dict[str, Any]]) -> None:
     plain = rendered()
     pod = of_kind(plain, "Deployment")["mini-infer-gateway"]["spec"]["template"]["spec"]
     assert [c["topologyKey"] for c in pod["topologySpreadConstraints"]] == [
@@ -210,7 +210,7 @@ def test_gateways_are_spread_kept_and_scaled(full: list[dict[str, Any]]) -> None
     assert container(full, "gateway")["lifecycle"]["preStop"]["sleep"]["seconds"] == 10
 
 
-def test_ways_in(full: list[dict[str, Any]]) -> None:
+def test_ingress_and_route_expose_the_gateway(full: list[dict[str, Any]]) -> None:
     ingress = of_kind(full, "Ingress")["mini-infer-gateway"]["spec"]
     assert ingress["tls"] == [{"secretName": "llm-tls", "hosts": ["llm.example.com"]}]
     (rule,) = ingress["rules"]
@@ -223,7 +223,7 @@ def test_ways_in(full: list[dict[str, Any]]) -> None:
     assert "--gateway-url=https://llm.example.com" in container(full, "operator")["args"]
 
 
-def test_keys_come_from_secrets_and_never_stand_in_arguments(full: list[dict[str, Any]]) -> None:
+def test_api_keys_come_from_secrets_and_not_from_arguments(full: list[dict[str, Any]]) -> None:
     described = container(full, "gateway")
     assert "--api-key-file=/etc/mini-infer/api-keys/list" in described["args"]
     assert "--engine-api-key-file=/etc/mini-infer/engine-api-key/value" in described["args"]
@@ -238,7 +238,7 @@ def test_keys_come_from_secrets_and_never_stand_in_arguments(full: list[dict[str
     assert not any("api-key" in argument for argument in container(rendered(), "gateway")["args"])
 
 
-def test_tls_moves_probes_to_the_port_that_stays_plain(full: list[dict[str, Any]]) -> None:
+def test_probes_use_the_plain_port_when_tls_is_on(full: list[dict[str, Any]]) -> None:
     described, plain = container(full, "gateway"), container(rendered(), "gateway")
     assert {"--ssl-certfile=/etc/mini-infer/tls/tls.crt", "--ssl-cert-reqs=2"} <= set(described["args"])
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
@@ -249,13 +249,13 @@ def test_tls_moves_probes_to_the_port_that_stays_plain(full: list[dict[str, Any]
     assert "--gateway-url=https://mini-infer-gateway.here.svc:80" in container(without_url, "operator")["args"]
 
 
-def test_a_route_without_a_gateway_is_refused() -> None:
+def test_an_http_route_is_refused_when_no_gateway_is_named() -> None:
     done = helm("template", "mini-infer", str(CHART), "--set=gateway.httpRoute.enabled=true")
     assert done.returncode != 0
     assert "gateway.httpRoute.parentRefs: name the Gateway" in done.stderr
 
 
-def test_an_ingress_for_any_host() -> None:
+def test_an_ingress_has_no_host_when_none_is_set() -> None:
     items = rendered("--set=gateway.ingress.enabled=true")
     (rule,) = of_kind(items, "Ingress")["mini-infer-gateway"]["spec"]["rules"]
     assert list(rule) == ["http"]
@@ -266,7 +266,7 @@ def annotations(items: list[dict[str, Any]], component: str) -> dict[str, str]:
     return dict(metadata.get("annotations", {}))
 
 
-def test_monitors_where_the_cluster_has_their_api_annotations_otherwise() -> None:
+def test_monitors_or_annotations_are_rendered_by_available_apis() -> None:
     plain, monitored = rendered(), rendered("--api-versions=monitoring.coreos.com/v1")
     off = rendered("--set=monitoring.annotations=false")
     for component, port in (("gateway", "admin"), ("operator", "health")):
@@ -285,7 +285,7 @@ def test_monitors_where_the_cluster_has_their_api_annotations_otherwise() -> Non
     assert of_kind(named, "PodMonitor")["mini-infer-engine"]["spec"]["namespaceSelector"] == {"matchNames": ["team"]}
 
 
-def test_people_get_rights_with_kubernetes_own_roles() -> None:
+def test_user_roles_aggregate_to_view_and_edit() -> None:
     roles = of_kind(rendered(), "ClusterRole")
     view, edit = roles["mini-infer-view"], roles["mini-infer-edit"]
     assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
@@ -294,7 +294,7 @@ def test_people_get_rights_with_kubernetes_own_roles() -> None:
     assert not of_kind(rendered("--set=rbac.aggregate=false"), "ClusterRole").keys() & {view["metadata"]["name"]}
 
 
-def test_policies_let_in_whom_they_name(full: list[dict[str, Any]]) -> None:
+def test_network_policies_admit_the_named_peers(full: list[dict[str, Any]]) -> None:
     policies = of_kind(full, "NetworkPolicy")
     clients, monitoring = {"namespaceSelector": {}}, {"podSelector": {"matchLabels": {"app": "prometheus"}}}
     requests, metrics = policies["mini-infer-gateway"]["spec"]["ingress"]
@@ -336,7 +336,7 @@ def test_policies_let_in_whom_they_name(full: list[dict[str, Any]]) -> None:
         ("gateway.url=llm.example.com", "url"),
     ],
 )
-def test_a_wrong_option_is_refused_by_name(setting: str, named: str) -> None:
+def test_a_chart_option_is_refused_by_name_when_it_is_invalid(setting: str, named: str) -> None:
     done = helm("template", "mini-infer", str(CHART), f"--set={setting}")
     assert done.returncode != 0
     assert named in done.stderr

@@ -32,18 +32,18 @@ def expected(alert: str) -> list[bool]:
 
 
 @needs_promtool
-def test_rules_do_what_their_cases_say() -> None:
+def test_alert_rules_pass_their_promtool_cases() -> None:
     done = subprocess.run(["promtool", "test", "rules", CASES], capture_output=True, text=True, cwd=CASES.parent)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("alert", sorted(alerts()))
-def test_an_alert_is_seen_to_fire_and_to_be_quiet(alert: str) -> None:
+def test_each_alert_has_cases_in_which_it_fires_and_does_not(alert: str) -> None:
     assert set(expected(alert)) == {True, False}
 
 
 @pytest.mark.parametrize("alert", sorted(alerts()))
-def test_an_alert_has_a_severity_and_a_runbook_that_is_there(alert: str) -> None:
+def test_each_alert_has_a_severity_and_an_existing_runbook(alert: str) -> None:
     rule = alerts()[alert]
     assert rule["labels"]["severity"] in {"critical", "warning", "info"}
     page, _, section = rule["annotations"]["runbook"].partition("#")
@@ -53,6 +53,6 @@ def test_an_alert_has_a_severity_and_a_runbook_that_is_there(alert: str) -> None
 
 @pytest.mark.cluster
 @needs_helm
-def test_the_chart_hands_the_rules_over_unchanged() -> None:
+def test_the_chart_renders_the_alert_rules_unchanged() -> None:
     (rule,) = of_kind(rendered("--set=monitoring.monitors=true"), "PrometheusRule").values()
     assert rule["spec"] == yaml.safe_load(RULES.read_text())

@@ -15,7 +15,7 @@ repeated = st.lists(st.integers(0, 1), max_size=4).map(lambda bits: [bit for bit
 names = st.text(max_size=5)
 
 
-def test_golden_vectors() -> None:
+def test_block_keys_equal_golden_vectors() -> None:
     # Made with sha256sum and frozen: engine and gateway of different versions meet during every rollout.
     assert root_key("rev").hex() == "05f650511bcbbe814c3c0711fa5055da"
     assert root_key("rev", "lora", "salt").hex() == "77a6b500ddaff0fe000342fed0bdf289"
@@ -25,7 +25,7 @@ def test_golden_vectors() -> None:
 
 @quick
 @given(tokens | repeated, st.binary(min_size=16, max_size=16) | st.just(b"p" * 16))
-def test_keys_follow_the_written_rule(token_ids: list[int], parent: bytes) -> None:
+def test_block_keys_equal_their_definition(token_ids: list[int], parent: bytes) -> None:
     keys = block_keys(token_ids, parent)
     assert block_keys(array("I", token_ids), parent) == keys
     assert len(keys) == len(token_ids) // BLOCK_SIZE_TOKENS
@@ -38,7 +38,7 @@ def test_keys_follow_the_written_rule(token_ids: list[int], parent: bytes) -> No
 
 @quick
 @given(tokens, tokens, st.binary(min_size=16, max_size=16))
-def test_a_chain_can_be_continued_and_depends_on_all_before(first: list[int], rest: list[int], parent: bytes) -> None:
+def test_block_keys_chain_over_all_preceding_tokens(first: list[int], rest: list[int], parent: bytes) -> None:
     first = first[: len(first) // 16 * 16]
     head = block_keys(first, parent)
     tail = block_keys(rest, head[-1] if head else parent)
@@ -50,7 +50,7 @@ def test_a_chain_can_be_continued_and_depends_on_all_before(first: list[int], re
 
 @quick
 @given(st.tuples(names, names, names), st.tuples(names, names, names))
-def test_roots_differ_where_anything_differs(one: tuple[str, str, str], two: tuple[str, str, str]) -> None:
+def test_root_keys_differ_when_any_input_differs(one: tuple[str, str, str], two: tuple[str, str, str]) -> None:
     assert (root_key(*one) == root_key(*two)) == (one == two)
 
 
@@ -59,6 +59,6 @@ def test_a_partial_block_has_no_key() -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, 2**32])
-def test_what_is_no_token_id_is_no_key(wrong: int) -> None:
+def test_block_keys_raise_when_a_token_id_is_invalid(wrong: int) -> None:
     with pytest.raises(OverflowError):
         block_keys([wrong] * 16, root_key(""))

@@ -35,12 +35,12 @@ def expected(name: str) -> KVEventBatch:
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_encodes_as_vllm_does(name: str) -> None:
+def test_kv_events_are_encoded_as_by_vllm(name: str) -> None:
     assert events.encode(expected(name)).hex() == VLLM[OURS][name]
 
 
 @pytest.mark.parametrize(("version", "name"), CASES)
-def test_decodes_every_form_vllm_has_sent(version: str, name: str) -> None:
+def test_kv_events_of_every_vllm_version_are_decoded(version: str, name: str) -> None:
     batch = events.decode_batch(bytes.fromhex(VLLM[version][name]))
     expected_events = expected(name)
     assert (batch.ts, batch.data_parallel_rank) == (expected_events.ts, expected_events.data_parallel_rank)
@@ -53,7 +53,7 @@ def test_decodes_every_form_vllm_has_sent(version: str, name: str) -> None:
             assert event == full
 
 
-def test_our_events_have_the_shape_of_vllms_scheduler() -> None:
+def test_our_kv_events_have_the_fields_of_vllms() -> None:
     keys = [bytes([index]) * 16 for index in (1, 2)]
     stored = events.block_stored(keys, None, list(range(32)), salt="tenant")
     assert stored.block_hashes == [0x0101010101010101, 0x0202020202020202]
@@ -64,7 +64,7 @@ def test_our_events_have_the_shape_of_vllms_scheduler() -> None:
     assert events.block_removed(keys).block_hashes == stored.block_hashes
 
 
-def test_what_vllms_publisher_sends_is_read_and_our_replay_answers_alike() -> None:
+def test_vllms_published_frames_and_replays_are_read() -> None:
     for version in ("0.20.0", OURS):
         replies = [[bytes.fromhex(frame) for frame in frames] for frames in VLLM[version]["replies"]]
         read = [events.read_replay_reply(frames) for frames in replies]
@@ -79,7 +79,7 @@ def test_what_vllms_publisher_sends_is_read_and_our_replay_answers_alike() -> No
     assert events.decode_batch(payload).events == [AllBlocksCleared()]
 
 
-def test_unknown_events_and_fields_are_left_out() -> None:
+def test_unknown_kv_events_and_fields_are_ignored() -> None:
     known = {"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU", "invented": {"deep": [1]}}
     for unknown in ({"type": "BlockMoved", "to": "moon"}, ["BlockMoved", [1]], ["AllBlocksCleared", "reason"]):
         batch = events.decode_batch(msgspec.msgpack.encode([1.0, [unknown, known], 0, "a field of tomorrow"]))
@@ -107,14 +107,16 @@ def test_unknown_events_and_fields_are_left_out() -> None:
         [1.0, [{"type": "BlockStored", "block_hashes": [1], "parent_block_hash": None, "token_ids": []}]],
     ],
 )
-def test_malformed_batches_raise_one_error(message: Any) -> None:
+def test_decoding_raises_event_format_error_when_a_batch_is_malformed(message: Any) -> None:
     with pytest.raises(EventFormatError):
         events.decode_batch(msgspec.msgpack.encode(message))
 
 
 @quick
 @given(st.binary(max_size=60), st.sampled_from(sorted(VLLM)), st.sampled_from(sorted(BATCHES)), st.data())
-def test_broken_bytes_raise_nothing_else(noise: bytes, version: str, name: str, data: st.DataObject) -> None:
+def test_decoding_any_bytes_raises_nothing_but_event_format_error(
+    noise: bytes, version: str, name: str, data: st.DataObject
+) -> None:
     whole = bytes.fromhex(VLLM[version][name])
     at = data.draw(st.integers(0, len(whole)))
     for payload in (noise, whole[:at] + noise, whole[:at] + noise + whole[at + len(noise) :]):
@@ -126,7 +128,7 @@ def test_broken_bytes_raise_nothing_else(noise: bytes, version: str, name: str, 
 
 
 @pytest.mark.parametrize("payload", [b"\x93" * 100_000, b"\x92\xcb" + b"\0" * 8 + b"\x91" * 100_000, b"\x81\x90\x01"])
-def test_deep_nesting_and_strange_keys_raise_the_same_error(payload: bytes) -> None:
+def test_decoding_raises_event_format_error_for_deep_nesting(payload: bytes) -> None:
     with pytest.raises(EventFormatError):
         events.decode_batch(payload)
 
@@ -148,7 +150,7 @@ removed = st.builds(BlockRemoved, block_hashes=st.lists(hashes), medium=st.none(
 
 @quick
 @given(st.lists(stored | removed | st.just(AllBlocksCleared()), max_size=4), st.none() | st.integers(0, 7))
-def test_what_is_sent_is_received(made: list[Any], rank: int | None) -> None:
+def test_kv_event_batches_survive_encoding(made: list[Any], rank: int | None) -> None:
     batch = KVEventBatch(1.25, made, rank)
     assert events.decode_batch(events.encode(batch)) == batch
     as_arrays = [[type(event).__name__, *msgspec.structs.astuple(event)] for event in made]
@@ -157,7 +159,7 @@ def test_what_is_sent_is_received(made: list[Any], rank: int | None) -> None:
 
 @quick
 @given(st.lists(stored), st.integers(-1, 2**62))
-def test_snapshots_and_load_reports_travel(chains: list[BlockStored], sequence: int) -> None:
+def test_snapshots_and_load_reports_survive_encoding(chains: list[BlockStored], sequence: int) -> None:
     read_sequence, read_chains = events.read_snapshot(events.encode(events.Snapshot(sequence, chains)))
     assert (read_sequence, list(read_chains)) == (sequence, chains)
     load = events.LoadReport(1.0, running=2, waiting=0, queued_tokens=77, kv_usage=0.5, accepted=["a"])
@@ -174,7 +176,7 @@ def test_a_load_report_is_refused_when_one_of_its_numbers_is_no_measurement(name
         events.decode_load(payload)
 
 
-def test_sequence_frames() -> None:
+def test_sequence_frames_survive_encoding() -> None:
     assert events.read_sequence(events.sequence_frame(2**40)) == 2**40
     with pytest.raises(EventFormatError, match="3 bytes"):
         events.read_sequence(b"abc")

@@ -10,12 +10,12 @@ OURS = {name: value for name, value in NAMES.items() if value.startswith("mini_i
 VLLMS = {name: value for name, value in NAMES.items() if value.startswith("vllm:")}
 
 
-def test_every_name_is_vllms_ours_or_a_label_and_stands_once() -> None:
+def test_metric_names_are_unique_and_known() -> None:
     assert NAMES == LABELS | OURS | VLLMS
     assert len(set(NAMES.values())) == len(NAMES)
 
 
-def test_our_names_follow_prometheus_conventions() -> None:
+def test_our_metric_names_follow_prometheus_conventions() -> None:
     source = inspect.getsource(metrics)
     kinds = {name: re.search(rf'^{name} = .*\n"""(Counter|Gauge|Histogram): ', source, re.MULTILINE) for name in OURS}
     for name, kind in kinds.items():
@@ -26,7 +26,7 @@ def test_our_names_follow_prometheus_conventions() -> None:
         assert name.split("_")[0].lower() == OURS[name].split("_")[2]
 
 
-def test_vllms_names_are_those_that_others_read() -> None:
+def test_vllm_metric_names_include_those_read_by_others() -> None:
     exported = {value for name, value in vars(vllm_metric_names).items() if name.isupper()}
     assert exported | set(VLLMS.values()) >= {
         "vllm:num_requests_waiting",

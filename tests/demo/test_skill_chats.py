@@ -143,7 +143,7 @@ def test_tools_put_together_are_called_what_their_words_are_and_held_out_words_a
             assert request.format(**dict.fromkeys(places, "x")), request
 
 
-def test_most_fit_a_row():
+def test_most_skill_chats_fit_a_training_row():
     encoder = ChatEncoder()
     lengths = [len(ids) for ids in encoder.encode_many([encoder.render(chat) for chat in skill_chats(ENTRIES, 9, 300)])]
     assert sum(length <= SKILL_ROW_TOKENS for length in lengths) >= 299

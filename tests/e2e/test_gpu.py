@@ -125,7 +125,7 @@ class Load:
         return self.answers
 
 
-def test_the_example_answers_and_changes_lose_nothing(node: GpuNode) -> None:
+def test_the_gpu_example_answers_and_fails_no_request_when_changed(node: GpuNode) -> None:
     apply(node, node.service("gpu.yaml"))
     cold_s = first_token_s(node, "demo-gpu")
     log_line(f"apply to first token, cold: {cold_s:.1f} s")
@@ -196,7 +196,7 @@ def uids(node: GpuNode) -> set[str]:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_shape_starts_cold_and_warm_and_changes_lose_nothing(node: GpuNode, model: str) -> None:
+def test_a_model_shape_starts_cold_and_warm_and_fails_no_request_when_changed(node: GpuNode, model: str) -> None:
     clear(node)
     make_shape(node, model)
     engine = {"maxModelLen": 4096, "gpuMemoryUtilization": 0.8}
@@ -289,7 +289,7 @@ def needs_two(node: GpuNode) -> None:
 
 
 @TWO
-def test_prefill_and_decode_on_a_gpu_each(node: GpuNode, model: str) -> None:
+def test_prefill_and_decode_run_on_a_gpu_each(node: GpuNode, model: str) -> None:
     needs_two(node)
     clear(node)
     if model != "demo":
@@ -313,7 +313,7 @@ def test_prefill_and_decode_on_a_gpu_each(node: GpuNode, model: str) -> None:
 
 
 @TWO
-def test_an_engine_of_two_ranks(node: GpuNode, model: str) -> None:
+def test_a_tensor_parallel_engine_runs_on_two_gpus(node: GpuNode, model: str) -> None:
     needs_two(node)
     clear(node)
     if model != "demo":

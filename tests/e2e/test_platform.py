@@ -14,7 +14,7 @@ from tests.e2e.release import RELEASE, SERVICE_KINDS, SYSTEM, Release, nothing_l
 
 @pytest.mark.e2e
 @pytest.mark.timeout(600)
-def test_an_openai_client_gets_an_answer_and_nothing_is_left(
+def test_an_openai_client_is_answered_and_deletion_leaves_nothing(
     cluster: Cluster, release: Release, namespace: str
 ) -> None:
     cluster.kubectl("apply", "-n", namespace, "-f", str(ROOT / "examples/demo.yaml"))

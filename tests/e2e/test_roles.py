@@ -100,7 +100,7 @@ class Example:
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
-def test_prefill_and_decode_apart_lose_nothing(cluster: Cluster, release: Release, namespace: str) -> None:
+def test_no_request_fails_with_prefill_and_decode_apart(cluster: Cluster, release: Release, namespace: str) -> None:
     pair = Example(cluster, namespace, "disaggregated.yaml", "pair")
     release.wait()
     pair.start()
@@ -113,7 +113,7 @@ def test_prefill_and_decode_apart_lose_nothing(cluster: Cluster, release: Releas
         asyncio.run(streams(url, "pair", lambda: pair.lose_one_of("decode")))
 
 
-def test_a_rank_that_is_killed_loses_nothing(cluster: Cluster, release: Release, namespace: str) -> None:
+def test_no_request_fails_when_a_rank_is_killed(cluster: Cluster, release: Release, namespace: str) -> None:
     tensor = Example(cluster, namespace, "tensor-parallel.yaml", "tensor")
     release.wait()
     tensor.start(replicas=2)
@@ -122,9 +122,7 @@ def test_a_rank_that_is_killed_loses_nothing(cluster: Cluster, release: Release,
         asyncio.run(streams(url, "tensor", tensor.kill_a_rank))
 
 
-def test_a_group_over_two_pods_drains_and_starts_anew_as_a_whole(
-    cluster: Cluster, release: Release, namespace: str
-) -> None:
+def test_a_two_pod_group_drains_and_restarts_together(cluster: Cluster, release: Release, namespace: str) -> None:
     group = Example(cluster, namespace, "over-nodes.yaml", "group")
     release.wait()
     with (

@@ -37,7 +37,7 @@ def under_load(cluster: Cluster, steps: Sequence[Callable[[], None]], duration_s
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_nothing_is_lost(cluster: Cluster, release: Release, namespace: str) -> None:
+def test_no_request_fails_in_a_soak(cluster: Cluster, release: Release, namespace: str) -> None:
     seen = under_load(cluster, started(release, namespace, start_s=1).steps(), duration_s=0, rate=10)
     assert seen.done > 300
     assert dict(seen.failures) == {}

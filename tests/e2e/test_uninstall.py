@@ -9,7 +9,7 @@ from tests.e2e.release import RELEASE, RELEASE_KINDS, Release, nothing_left
 
 @pytest.mark.e2e
 @pytest.mark.timeout(300)
-def test_nothing_is_left_of_the_release(cluster: Cluster, release: Release) -> None:
+def test_uninstalling_leaves_nothing_of_the_release(cluster: Cluster, release: Release) -> None:
     release.wait()
     release.uninstall()
     nothing_left(cluster, RELEASE_KINDS, f"app.kubernetes.io/instance={RELEASE}", "-A")

@@ -27,7 +27,7 @@ BEFORE = "previous"
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(not PREVIOUS, reason="no version to upgrade from: E2E_PREVIOUS=REVISION names one")
-def test_an_upgrade_of_everything_loses_nothing(
+def test_no_request_fails_when_everything_is_upgraded(
     cluster: Cluster, no_release: Release, namespace: str, tmp_path: Path
 ) -> None:
     previous = source_of(PREVIOUS, tmp_path)

@@ -234,7 +234,7 @@ def reported() -> dict[tuple[int, int], str]:
 
 @pytest.mark.features
 @pytest.mark.parametrize("pair", TRIED, ids=lambda pair: "+".join(feature.name for feature in features_of(pair)))
-def test_a_pair_is_as_the_page_tells(pair: tuple[int, int]) -> None:
+def test_a_pair_of_features_behaves_as_the_page_says(pair: tuple[int, int]) -> None:
     assert MARKS[outcome_of(features_of(pair)).word] == reported()[pair]
 
 
@@ -244,7 +244,7 @@ def test_two_values_of_one_setting_are_no_pair() -> None:
     assert all(outcome_of(list(pair)).word == "no pair" for pair in itertools.combinations(weights, 2))
 
 
-def test_the_page_has_a_line_for_each_feature() -> None:
+def test_the_features_page_has_a_line_for_each_feature() -> None:
     lines = DOCUMENT.read_text().splitlines()
     assert [line.split("|")[2].strip() for line in lines if line.startswith("| ") and line[2].isdigit()] == [
         feature.name for feature in FEATURES

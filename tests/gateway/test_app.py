@@ -38,13 +38,13 @@ async def status_of(gateway: RunningGateway, url: str) -> int:
 
 
 @pytest.mark.parametrize(("host", "served"), [("127.0.0.1", 200), ("localhost", 200), ("::1", 200), ("0.0.0.0", 404)])
-async def test_without_an_admin_port_its_pages_are_on_loopback_only(host: str, served: int) -> None:
+async def test_admin_pages_are_served_on_loopback_only_when_there_is_no_admin_port(host: str, served: int) -> None:
     async with running_gateway(host=host) as gateway:
         for page in ADMIN_PAGES:
             assert await status_of(gateway, gateway.url + page) == served
 
 
-async def test_an_idle_connection_is_the_clients_to_close() -> None:
+async def test_idle_connections_stay_open_longer_than_clients_keep_them() -> None:
     async with running_gateway() as gateway:
         host, _, port = gateway.url.removeprefix("http://").partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -56,7 +56,7 @@ async def test_an_idle_connection_is_the_clients_to_close() -> None:
         writer.close()
 
 
-async def test_with_an_admin_port_its_pages_are_there_and_clients_pages_are_not() -> None:
+async def test_admin_pages_are_served_on_the_admin_port_only_when_there_is_one() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, admin_port=1) as gateway:
         await until(lambda: gateway.app.fleet.is_ready)
         for page in ADMIN_PAGES:
@@ -72,7 +72,7 @@ async def test_with_an_admin_port_its_pages_are_there_and_clients_pages_are_not(
 
 
 @pytest.mark.parametrize("path", ["/drain", "/kv_snapshot", "/prompt_assets", "/v1/../drain", "/%2fdrain"])
-async def test_engines_own_pages_are_not_reached_through_it(path: str) -> None:
+async def test_engine_pages_are_not_reachable_through_the_gateway(path: str) -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         before = engine.snapshots
@@ -95,7 +95,7 @@ async def test_the_endpoint_is_named_only_when_routing_headers_are_on() -> None:
 
 
 @pytest.mark.parametrize("ids", [["x" * 201], ["a b"], ["\u0085"], ["one", "two"], [""]])
-async def test_a_request_id_that_cannot_be_logged_is_refused(ids: list[str]) -> None:
+async def test_a_request_is_refused_when_its_id_cannot_be_logged(ids: list[str]) -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         headers = [("x-request-id", value) for value in ids]
         async with gateway.client.post(
@@ -107,7 +107,7 @@ async def test_a_request_id_that_cannot_be_logged_is_refused(ids: list[str]) -> 
         assert engine.bodies == []
 
 
-async def test_an_error_of_its_own_has_openais_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_internal_error_has_openais_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
 
         def broken(*_: Any) -> Any:
@@ -121,7 +121,7 @@ async def test_an_error_of_its_own_has_openais_shape(monkeypatch: pytest.MonkeyP
             assert "a mistake" not in error["message"]
 
 
-async def test_a_shutdown_loses_no_request_on_kept_connections() -> None:
+async def test_shutdown_loses_no_request_when_connections_are_kept_alive() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, drain_s=1.0) as gateway:
         statuses: list[int] = []
 
@@ -161,13 +161,13 @@ async def test_it_is_ready_when_engines_have_sent_their_prompt_assets() -> None:
         assert fleet.is_ready, "an engine that never tells holds nobody up for long"
 
 
-async def test_a_shutdown_without_connections_does_not_wait() -> None:
+async def test_shutdown_does_not_wait_when_there_are_no_connections() -> None:
     async with running_gateway(drain_s=60.0) as gateway:
         gateway.server.begin_drain()
         await until(lambda: gateway.server.should_exit, timeout_s=5.0)
 
 
-async def test_pages_that_others_ask_vllm_for() -> None:
+async def test_vllm_health_and_ping_paths_answer() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         for method, page in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
@@ -185,7 +185,7 @@ async def test_pages_that_others_ask_vllm_for() -> None:
         assert await status_of(gateway, gateway.url + "/health") == 503
 
 
-async def test_the_description_of_the_api_is_any_engines() -> None:
+async def test_openapi_is_forwarded_from_any_engine() -> None:
     async with (
         FakeEngine("a") as one,
         FakeEngine("b", model="other") as other,
@@ -211,7 +211,9 @@ async def test_the_description_of_the_api_is_any_engines() -> None:
         ("GET", "/v1/models/other", 404, "model_not_found"),
     ],
 )
-async def test_every_answer_has_an_id_and_every_error_a_code(method: str, path: str, status: int, code: str) -> None:
+async def test_every_answer_has_a_request_id_and_every_error_a_code(
+    method: str, path: str, status: int, code: str
+) -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         headers = {"x-request-id": "mine"}
         async with gateway.client.request(method, gateway.url + path, headers=headers) as response:
@@ -221,12 +223,12 @@ async def test_every_answer_has_an_id_and_every_error_a_code(method: str, path: 
             assert len(response.headers["x-request-id"]) == 32
 
 
-def test_its_version_is_the_wheels() -> None:
+def test_version_equals_the_wheels() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     assert __version__ == project["project"]["version"]
 
 
-async def test_clients_need_a_key_and_engines_get_the_gateways_own() -> None:
+async def test_clients_need_a_key_and_engines_get_the_gateways_key() -> None:
     async with (
         FakeEngine("a") as engine,
         running_gateway(engine.endpoint, keys=ApiKeys(["sk-1"]), engine_api_key="sk-engine", admin_port=1) as gateway,
@@ -288,7 +290,7 @@ async def test_cross_origin_requests_are_allowed_when_origins_are_configured() -
 
 
 @needs_openssl
-async def test_tls_to_clients_and_to_engines(tmp_path: Path) -> None:
+async def test_tls_is_used_to_clients_and_to_engines(tmp_path: Path) -> None:
     ca = make_ca(tmp_path)
     cert, key = make_certificate(tmp_path, "gateway")
     mine, my_key = make_certificate(tmp_path, "towards-engines")
@@ -339,7 +341,7 @@ async def test_an_engine_gets_no_request_when_its_certificate_is_of_another_ca(t
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd", "deflate"])
-async def test_compressed_bodies_are_read_and_go_on_without_compression(encoding: str) -> None:
+async def test_a_body_is_forwarded_decompressed_when_it_is_compressed(encoding: str) -> None:
     pack = {"gzip": gzip.compress, "zstd": zstandard.compress, "deflate": zlib.compress}[encoding]
     body = b'{"model": "m", "prompt": "hi"}'
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, max_body_bytes=1 << 16) as gateway:
@@ -357,7 +359,7 @@ async def test_compressed_bodies_are_read_and_go_on_without_compression(encoding
 @pytest.mark.parametrize(
     "content_type", ["text/plain", "application/x-www-form-urlencoded", "application/octet-stream"]
 )
-async def test_what_does_not_say_that_it_is_json_is_refused(content_type: str) -> None:
+async def test_a_request_is_refused_when_its_content_type_is_not_json(content_type: str) -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         for path in ("/v1/completions", "/v1/messages", "/tokenize"):
             headers = {"content-type": content_type}
@@ -366,7 +368,7 @@ async def test_what_does_not_say_that_it_is_json_is_refused(content_type: str) -
         assert engine.bodies == []
 
 
-async def test_each_request_has_a_line_and_failures_are_warnings(caplog: pytest.LogCaptureFixture) -> None:
+async def test_access_log_has_a_line_a_request_and_warnings_for_failures(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "mini_infer_gateway.access_log")
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()  # only then prompts are counted
@@ -391,7 +393,7 @@ async def test_each_request_has_a_line_and_failures_are_warnings(caplog: pytest.
     assert "/healthz 200" in probe.getMessage()
 
 
-async def test_lines_of_requests_can_be_switched_off(caplog: pytest.LogCaptureFixture) -> None:
+async def test_access_log_is_silent_when_it_is_switched_off(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "mini_infer_gateway.access_log")
     async with (
         FakeEngine("a") as engine,
@@ -402,7 +404,7 @@ async def test_lines_of_requests_can_be_switched_off(caplog: pytest.LogCaptureFi
     assert not [record for record in caplog.records if record.name == "mini_infer_gateway.access_log"]
 
 
-async def test_models_tell_what_clients_size_their_prompts_by() -> None:
+async def test_models_report_the_least_max_model_len_of_their_engines() -> None:
     async with FakeEngine("a") as a, FakeEngine("b") as b:
         a.max_model_len, b.max_model_len = 4096, 8192
         service = {"service": "ns/svc", "service_created": "2026-01-02T03:04:05Z"}
@@ -438,7 +440,7 @@ async def test_the_context_length_is_known_soon_when_a_model_is_loaded_late() ->
         ({}, {}, (None, None)),
     ],
 )
-async def test_models_tell_the_parsers_that_their_engines_agree_on(
+async def test_models_report_parsers_when_their_engines_agree(
     ones: dict[str, str | None], others: dict[str, str | None], reported: tuple[str | None, str | None]
 ) -> None:
     async with FakeEngine("a") as a, FakeEngine("b") as b:
@@ -460,7 +462,7 @@ def parts_of_requests() -> list[Call | Exchange | Attempt]:
     [("hello", 200), ("é" * 20_000, 400), ("a" * (INLINE_BYTES + 1), 400), ("\ud800" * 20_000, 400)],
     ids=["answered", "tokens_on_a_thread", "characters_on_a_thread", "no_text"],
 )
-async def test_a_request_leaves_nothing_for_the_garbage_collector(text: str, status: int, stream: bool) -> None:
+async def test_a_request_leaves_no_reference_cycles(text: str, status: int, stream: bool) -> None:
     """What refers to itself costs as much to be found as half of what the gateway does for a request."""
     async with FakeEngine("a") as engine:
         engine.max_model_len = 30_000

@@ -10,7 +10,7 @@ from mini_infer_gateway.settings import GatewaySettings
 from mini_infer_web.http_server.server import connections_for
 
 
-def test_flags_become_settings() -> None:
+def test_gateway_flags_become_settings() -> None:
     assert parse(["--endpoints", "e.json"]) == GatewaySettings(endpoints_file="e.json")
     settings = parse(["--kubernetes", "--namespace", "ns", "--routing", "round-robin", "--idle-timeout", "5"])
     assert settings == GatewaySettings(kubernetes=True, namespace="ns", routing="round-robin", idle_timeout_s=5.0)
@@ -42,7 +42,9 @@ def test_flags_become_settings() -> None:
         (["--endpoints", "e", "--idle-timeout", "nan"], "'nan' is not a number of seconds from 0"),
     ],
 )
-def test_mistakes_are_named(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_names_the_flag_when_its_value_is_invalid(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         parse(arguments)
     reported = capsys.readouterr().err
@@ -59,11 +61,11 @@ def test_start_fails_with_the_reason_when_the_cluster_cannot_be_reached(tmp_path
     ("open_files", "expected", "connections"),
     [(65_536, 8192, 8192), (1024, 8192, 480), (1024, 10, 10), (64, 8192, 1)],
 )
-def test_connections_are_no_more_than_open_files_allow(open_files: int, expected: int, connections: int) -> None:
+def test_connection_limit_follows_the_open_files_limit(open_files: int, expected: int, connections: int) -> None:
     assert connections_for(open_files, expected) == connections
 
 
-def test_a_busy_port_says_so() -> None:
+def test_the_error_names_the_port_when_it_is_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
         with pytest.raises(SystemExit, match=f"port {port} on 127.0.0.1"):

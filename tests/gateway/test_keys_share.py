@@ -64,7 +64,7 @@ async def test_another_keys_request_goes_next_when_one_key_has_filled_the_queue(
         ("sk-few", {}, None),
     ],
 )
-async def test_a_priority_goes_on_to_the_engine_only_as_far_as_the_key_allows(
+async def test_priority_is_forwarded_only_as_far_as_the_key_allows(
     keys: ApiKeys, key: str, fields: dict[str, Any], expected: int | None
 ) -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, keys=keys) as gateway:
@@ -95,7 +95,7 @@ async def test_a_shorter_wait_gets_no_better_place_when_the_server_has_no_keys()
         assert b"first" in engine.bodies[0]
 
 
-async def test_the_access_log_names_the_key_and_never_shows_it(keys: ApiKeys, caplog: pytest.LogCaptureFixture) -> None:
+async def test_access_log_names_the_key_and_never_contains_it(keys: ApiKeys, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         async with FakeEngine("a") as engine, running_gateway(engine.endpoint, keys=keys) as gateway:
             assert await send_request(gateway, "sk-few", "hello") == 200
@@ -133,7 +133,7 @@ async def cached(url: str, key: str, **fields: object) -> tuple[int, int]:
     return details.get("cached_tokens", 0), int(response.headers.get("x-mini-infer-hit-tokens", 0))
 
 
-async def test_an_engine_tells_a_key_nothing_of_the_cache_of_another(engine: tuple[DryServer, Endpoint]) -> None:
+async def test_cached_tokens_are_not_shared_when_keys_differ(engine: tuple[DryServer, Endpoint]) -> None:
     url = engine[0].url
     assert (await cached(url, "sk-engine"))[0] == 0
     assert (await cached(url, "sk-engine"))[0] > 0

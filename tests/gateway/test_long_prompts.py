@@ -17,7 +17,7 @@ def encoded_characters(gateway: RunningGateway) -> int:
 
 
 @pytest.mark.parametrize("words", [3_000, 200_000])
-async def test_a_prompt_beyond_the_context_reaches_no_engine(words: int) -> None:
+async def test_a_prompt_reaches_no_engine_when_it_exceeds_the_context(words: int) -> None:
     async with FakeEngine("a") as engine:
         engine.max_model_len = 2_000
         async with running_gateway(engine.endpoint) as gateway:
@@ -58,7 +58,7 @@ async def post_and_leave(gateway: RunningGateway, text: str) -> asyncio.StreamWr
     return writer
 
 
-async def test_a_small_request_passes_long_ones() -> None:
+async def test_a_small_request_is_answered_when_long_prompts_are_tokenised() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         long = [asyncio.ensure_future(status_of(gateway, f"{number} and so on, " * 120_000)) for number in range(2)]
@@ -75,7 +75,7 @@ async def status_of(gateway: RunningGateway, text: str) -> int:
 
 
 @pytest.mark.parametrize("value", [b"{}", b'"ab"', b"999"])
-async def test_a_body_of_millions_of_small_values_is_not_read(value: bytes) -> None:
+async def test_a_body_is_refused_when_it_has_millions_of_values(value: bytes) -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         body = b'{"model": "m", "messages": [' + (value + b",") * 2_000_000 + b"{}]}"
@@ -87,7 +87,7 @@ async def test_a_body_of_millions_of_small_values_is_not_read(value: bytes) -> N
             assert response.status == 200
 
 
-async def test_what_the_tokenizer_gives_up_on_is_a_clear_error() -> None:
+async def test_a_request_gets_400_when_the_tokenizer_cannot_split_its_text() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         async with gateway.chat("a" * 1_000_000) as response:

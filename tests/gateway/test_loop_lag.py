@@ -10,7 +10,7 @@ from tests.support.fake_engine import BLOCK, ROOT, FakeEngine
 from tests.support.running_gateway import running_gateway, until
 
 
-async def test_a_stall_is_seen() -> None:
+async def test_loop_lag_counts_a_stall_when_the_event_loop_is_blocked() -> None:
     lag = LoopLag()
     task = asyncio.create_task(lag.run())
     await asyncio.sleep(0.02)
@@ -20,7 +20,7 @@ async def test_a_stall_is_seen() -> None:
     task.cancel()
 
 
-def test_the_longest_of_the_last_minute_counts() -> None:
+def test_loop_lag_reports_the_longest_stall_of_the_last_minute() -> None:
     lag = LoopLag()
     for number, seconds in enumerate((0.5, 0.01, 0.03, 0.001)):
         lag.observe(seconds, now_s=100 + number * WINDOW_S)
@@ -33,7 +33,7 @@ def test_the_longest_of_the_last_minute_counts() -> None:
     }
 
 
-async def test_requests_go_on_while_a_large_snapshot_is_applied() -> None:
+async def test_requests_are_served_when_a_large_snapshot_is_applied() -> None:
     """300,000 tokens, which took half a second at once."""
     async with FakeEngine("a", capacity=20_000) as engine:
         ids = [number % 50_000 for number in range(300_000)]

@@ -31,19 +31,19 @@ GIB = 1 << 30
     ("text", "size"),
     [("1Gi", GIB), ("1GiB", GIB), ("900M", 900_000_000), ("1.5k", 1500), (" 512 Mi", 512 << 20), ("77", 77)],
 )
-def test_sizes(text: str, size: int) -> None:
+def test_memory_sizes_are_parsed(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "Gi", "-1", "1 TB", "a lot"])
-def test_what_is_no_size(text: str) -> None:
+def test_parse_size_raises_when_the_text_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match="no size"):
         parse_size(text)
 
 
 @pytest.mark.parametrize("tokenizer_mib", [0, 120, 300, 2000])
 @pytest.mark.parametrize("limit", [GIB // 2, GIB, 4 * GIB])
-def test_shares_stay_below_the_limit_or_say_how_much_is_missing(limit: int, tokenizer_mib: int) -> None:
+def test_memory_shares_stay_below_the_limit_or_report_what_is_missing(limit: int, tokenizer_mib: int) -> None:
     shares = share_out(limit, tokenizer_mib << 20)
     parts = shares.bodies_bytes + shares.prompt_cache_bytes + shares.segments_bytes + 300 * shares.index_blocks
     parts += shares.responses_bytes
@@ -52,7 +52,7 @@ def test_shares_stay_below_the_limit_or_say_how_much_is_missing(limit: int, toke
     assert (shares.short_bytes > 0) == (limit * 0.43 < (tokenizer_mib + 96) << 20)
 
 
-def test_a_body_is_counted_until_its_answer_begins() -> None:
+def test_a_body_counts_against_the_memory_budget_until_its_answer_begins() -> None:
     budget = BodyBudget(1000)
     first, second = BodyReservation(budget), BodyReservation(budget)
     assert first.grow(100)
@@ -185,7 +185,7 @@ print((peak() - before) / len(text))
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of resident memory from /proc")
-def test_tokenising_a_long_prompt_takes_little_more_than_its_ids() -> None:
+def test_memory_stays_bounded_when_a_long_prompt_is_tokenised() -> None:
     """Bytes of memory a byte of text where each is a token: 115 once, of which ids and keys are most of these."""
     path = python_path(ROOT, parts=(*LIBRARIES, "gateway"))
     done = subprocess.run(

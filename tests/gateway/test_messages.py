@@ -24,7 +24,7 @@ async def post(
         return response, await response.read()
 
 
-async def test_a_message_goes_where_its_prefix_is_cached() -> None:
+async def test_an_anthropic_message_is_routed_to_its_cached_prefix() -> None:
     async with (
         FakeEngine("a") as first,
         FakeEngine("b") as second,
@@ -41,7 +41,7 @@ async def test_a_message_goes_where_its_prefix_is_cached() -> None:
         assert engine.hit_tokens >= 3 * (len(SYSTEM) // 16 * 16)
 
 
-async def test_a_chat_and_a_message_of_the_same_words_share_their_prefix() -> None:
+async def test_a_chat_and_an_anthropic_message_share_a_cached_prefix() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         await post(gateway, message("one", system=[{"type": "text", "text": SYSTEM}]))
@@ -50,7 +50,7 @@ async def test_a_chat_and_a_message_of_the_same_words_share_their_prefix() -> No
         assert int(response.headers["x-mini-infer-hit-tokens"]) >= len(SYSTEM) // 16 * 16
 
 
-async def test_tokens_are_counted_by_an_engine() -> None:
+async def test_count_tokens_is_answered_by_an_engine() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         body = message("hi")
         del body["max_tokens"]
@@ -59,7 +59,7 @@ async def test_tokens_are_counted_by_an_engine() -> None:
         assert [json.loads(sent) for sent in engine.bodies] == [body]
 
 
-async def test_keys_stay_here_and_the_versions_go_on() -> None:
+async def test_api_keys_are_stripped_and_anthropic_versions_forwarded() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await post(gateway, message("hi"), **{"x-api-key": "secret", "anthropic-version": "2023-06-01"})
         assert "x-api-key" not in engine.headers[0]
@@ -74,7 +74,7 @@ async def test_keys_stay_here_and_the_versions_go_on() -> None:
         ([], 400, "invalid_request_error"),
     ],
 )
-async def test_its_own_errors_have_anthropics_shape(body: object, status: int, kind: str) -> None:
+async def test_gateway_errors_have_anthropics_shape_on_messages_paths(body: object, status: int, kind: str) -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         for path in (PATH, PATH + "/count_tokens"):
@@ -86,7 +86,7 @@ async def test_its_own_errors_have_anthropics_shape(body: object, status: int, k
         assert engine.bodies == []
 
 
-async def test_errors_of_http_have_it_too() -> None:
+async def test_http_errors_have_anthropics_shape_on_messages_paths() -> None:
     async with running_gateway() as gateway:
         async with gateway.client.get(gateway.url + PATH) as response:
             assert (response.status, (await response.json())["type"]) == (405, "error")
@@ -94,7 +94,7 @@ async def test_errors_of_http_have_it_too() -> None:
             assert (response.status, (await response.json())["error"]["type"]) == (400, "invalid_request_error")
 
 
-async def test_a_stream_whose_engine_dies_ends_with_an_error_event() -> None:
+async def test_an_anthropic_stream_ends_with_an_error_event_when_its_engine_dies() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         engine.chunks = [b'event: ping\ndata: {"type":"ping"}\n\n'] * 3
@@ -108,7 +108,7 @@ async def test_a_stream_whose_engine_dies_ends_with_an_error_event() -> None:
         assert answered["request_id"] == response.headers["request-id"]
 
 
-async def test_an_error_event_of_the_engines_counts_as_one() -> None:
+async def test_an_engines_error_event_counts_as_in_band_error() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         engine.chunks = [b'event: error\ndata: {"type":"error","error":{}}\n\n']

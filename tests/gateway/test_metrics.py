@@ -69,7 +69,7 @@ OUTCOMES = [ok, broke, in_band_error, client_gone, server_error, client_error, i
 
 
 @pytest.mark.parametrize("happen", OUTCOMES, ids=lambda happen: happen.__name__)
-async def test_outcomes_of_requests_and_of_attempts(happen: Any) -> None:
+async def test_outcomes_of_requests_and_attempts_are_counted(happen: Any) -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await happen(engine, gateway)
         outcome = happen.__name__
@@ -81,7 +81,7 @@ async def test_outcomes_of_requests_and_of_attempts(happen: Any) -> None:
         assert value(gateway, "time_to_first_byte_seconds_count", model="m") == began
 
 
-async def test_a_retried_request_counts_at_both_endpoints() -> None:
+async def test_attempts_count_at_both_endpoints_when_a_request_is_retried() -> None:
     async with (
         FakeEngine("bad") as bad,
         FakeEngine("good") as good,
@@ -95,7 +95,7 @@ async def test_a_retried_request_counts_at_both_endpoints() -> None:
         assert value(gateway, "retries_total", reason="status") == 1
 
 
-async def test_the_state_of_each_endpoint_and_nothing_of_those_that_are_gone() -> None:
+async def test_endpoint_metrics_are_dropped_when_an_endpoint_is_gone() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         await engine.prefill(list(range(64)))
@@ -111,14 +111,14 @@ async def test_the_state_of_each_endpoint_and_nothing_of_those_that_are_gone() -
         assert 'endpoint="a"' not in gateway.app.metrics.text().decode()
 
 
-async def test_process_figures() -> None:
+async def test_process_metrics_are_exported() -> None:
     async with running_gateway() as gateway:
         text = gateway.app.metrics.text().decode()
         for name in ("process_resident_memory_bytes", "process_cpu_seconds_total", "process_open_fds", "python_info"):
             assert f"\n{name}" in text
 
 
-async def test_half_an_event_is_never_sent() -> None:
+async def test_no_partial_event_is_sent_when_an_engine_dies_inside_one() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         whole = engine.chunks[0]
         engine.chunks = [whole, b'data: {"choices":[{"de', b"never sent"]

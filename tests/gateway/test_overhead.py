@@ -86,7 +86,7 @@ def turns(words: int) -> list[bytes]:
     return [client.chat([*chat, ("user", f"question {number}")]) for number in range(TURNS + 1)]
 
 
-async def test_tokenising_and_long_chats_cost_a_bounded_multiple_of_relaying(tmp_path: Path) -> None:
+async def test_tokenisation_costs_a_bounded_multiple_of_relaying(tmp_path: Path) -> None:
     async with relay(tmp_path, None) as plain, relay(tmp_path, assets(tmp_path)) as exact:
         await plain.cost_ms(small(0), 8)
         await exact.cost_ms(small(0), 8)

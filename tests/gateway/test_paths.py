@@ -12,7 +12,7 @@ from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import running_gateway
 
 
-async def test_what_other_servers_answer_goes_through_by_load() -> None:
+async def test_paths_of_other_servers_are_forwarded_by_load() -> None:
     async with (
         FakeEngine("a", events=False, assets=False) as a,
         FakeEngine("b", events=False, assets=False) as b,
@@ -35,7 +35,7 @@ async def test_what_other_servers_answer_goes_through_by_load() -> None:
 @pytest.mark.parametrize(
     "path", ["/drain", "/role", "/kv_snapshot", "/prompt_assets", "/reset_prefix_cache", "/v1/files"]
 )
-async def test_what_is_between_gateway_and_engines_is_not_reached(path: str) -> None:
+async def test_internal_engine_paths_are_not_reachable(path: str) -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         async with gateway.client.post(gateway.url + path, json={"model": "m"}) as response:
             assert response.status == 404
@@ -43,7 +43,7 @@ async def test_what_is_between_gateway_and_engines_is_not_reached(path: str) -> 
 
 
 @pytest.mark.parametrize("path", FORM_PATHS)
-async def test_forms_with_files_go_through_and_name_the_model(path: str) -> None:
+async def test_multipart_forms_are_forwarded_with_their_model(path: str) -> None:
     audio = bytes(range(256)) * 500
 
     async def sent(model: str, **headers: str) -> tuple[int, Any]:
@@ -64,7 +64,7 @@ async def test_forms_with_files_go_through_and_name_the_model(path: str) -> None
         assert (await sent("org/speech"))[0] == 415, "any web page may send it"
 
 
-async def test_a_form_is_refused_for_any_page_may_send_one() -> None:
+async def test_a_form_is_refused_when_a_web_page_could_send_it() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         headers = {"content-type": "multipart/form-data; boundary=x"}
         async with gateway.client.post(gateway.url + "/v1/rerank", data=b"--x--", headers=headers) as response:

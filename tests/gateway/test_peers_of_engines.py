@@ -76,7 +76,7 @@ def connect(
 
 
 @pytest.mark.parametrize("secret", OTHERS.values(), ids=OTHERS)
-def test_a_peer_without_the_service_s_keys_gets_nothing_from_any_port(
+def test_a_peer_gets_nothing_from_any_port_when_it_lacks_the_services_keys(
     engine: Engine, secret: PeerSecret | None
 ) -> None:
     with zmq.Context() as context:
@@ -94,7 +94,7 @@ def test_a_peer_without_the_service_s_keys_gets_nothing_from_any_port(
             socket.close(0)
 
 
-def test_a_peer_with_the_service_s_keys_gets_events_and_replays(engine: Engine) -> None:
+def test_a_peer_gets_events_and_replays_when_it_has_the_services_keys(engine: Engine) -> None:
     with zmq.Context() as context:
         subscriber = connect(context, zmq.SUB, engine.address_of(0), SECRET)
         assert subscriber.poll(20_000)
@@ -108,7 +108,7 @@ def test_a_peer_with_the_service_s_keys_gets_events_and_replays(engine: Engine) 
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/drain"), ("POST", "/role"), ("GET", "/kv_snapshot")])
-def test_admin_paths_want_the_token_of_a_keyed_engine(engine: Engine, method: str, path: str) -> None:
+def test_admin_paths_need_the_token_when_an_engine_has_keys(engine: Engine, method: str, path: str) -> None:
     for headers in ({}, {PEER_HEADER: "1"}, {PEER_HEADER: ROOT.http_token()}):
         answer = httpx.request(
             method, engine.url + path, json={"role": "unified"} if method == "POST" else None, headers=headers
@@ -155,7 +155,7 @@ async def test_a_gateway_says_that_it_is_refused_when_keys_differ(
             assert answer.status == 200
 
 
-async def test_a_client_s_peer_header_does_not_reach_an_engine_in_any_case() -> None:
+async def test_a_clients_peer_header_is_stripped_in_any_letter_case() -> None:
     async with FakeEngine("f") as fake:
         endpoint = replace(fake.endpoint, peer_auth="service", service=SERVICE, events="", replay="")
         async with running_gateway(endpoint, peer_secret=ROOT) as gateway:
@@ -168,7 +168,7 @@ async def test_a_client_s_peer_header_does_not_reach_an_engine_in_any_case() -> 
                 assert sent == [SECRET.http_token()]
 
 
-async def test_an_engine_that_wants_no_proof_gets_no_token() -> None:
+async def test_an_engine_gets_no_token_when_it_needs_no_authentication() -> None:
     async with FakeEngine("f") as fake, running_gateway(fake.endpoint, peer_secret=ROOT) as gateway:
         await gateway.settled()
         async with gateway.chat("hi") as answer:
@@ -197,7 +197,7 @@ def test_two_engines_exchange_a_prompt_when_both_have_the_secret(tmp_path: Path)
                 assert stranger.labelled(RECEIVED) == 0
 
 
-def test_hostile_replays_leave_other_requests_alone(tmp_path: Path) -> None:
+def test_requests_are_served_when_a_peer_sends_hostile_replays(tmp_path: Path) -> None:
     ports = [free_port(), free_port()]
     with DryServer("--events-port", str(ports[0]), "--replay-port", str(ports[1]), "--dry-run-step-ms", "2") as server:
         for number in range(60):

@@ -34,7 +34,7 @@ async def metric(gateway: RunningGateway, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
 
-async def test_requests_wait_until_the_engine_has_room_and_go_by_priority() -> None:
+async def test_waiting_requests_are_sent_by_priority_when_the_engine_has_room() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, max_priority=-3) as gateway:
         await gateway.settled()
         await busy(gateway, engine)
@@ -52,7 +52,7 @@ async def test_requests_wait_until_the_engine_has_room_and_go_by_priority() -> N
         assert await metric(gateway, 'mini_infer_gateway_queue_wait_error_seconds_count{model="m"}') == 3
 
 
-async def test_who_must_go_sooner_goes_first() -> None:
+async def test_waiting_requests_are_ordered_by_their_queue_timeout() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, max_priority=-3) as gateway:
         await gateway.settled()
         await busy(gateway, engine)
@@ -84,7 +84,7 @@ async def test_a_full_queue_says_when_to_come_back() -> None:
         assert (await first)[0] == 200
 
 
-async def test_a_higher_priority_takes_the_last_ones_place() -> None:
+async def test_the_last_waiting_request_is_refused_when_a_higher_priority_arrives() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, max_priority=-3, max_queue=1) as gateway:
         await gateway.settled()
         await busy(gateway, engine)
@@ -107,7 +107,7 @@ async def test_a_request_is_answered_with_an_error_when_it_waits_too_long() -> N
         assert engine.bodies == []
 
 
-async def test_a_client_that_leaves_leaves_the_queue_at_once() -> None:
+async def test_a_waiting_request_is_dropped_when_its_client_disconnects() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         await busy(gateway, engine)
@@ -122,7 +122,7 @@ async def test_a_client_that_leaves_leaves_the_queue_at_once() -> None:
         assert gateway.app.ledger.in_flight("a") == 0
 
 
-async def test_another_engine_takes_over_and_a_gone_one_keeps_nothing() -> None:
+async def test_waiting_requests_are_rerouted_when_another_engine_appears() -> None:
     async with FakeEngine("a") as first, FakeEngine("b") as second, running_gateway(first.endpoint) as gateway:
         await gateway.settled()
         await busy(gateway, first)
@@ -133,7 +133,7 @@ async def test_another_engine_takes_over_and_a_gone_one_keeps_nothing() -> None:
         assert len(second.bodies) == 3
 
 
-async def test_an_engine_that_tells_nothing_is_given_everything() -> None:
+async def test_an_engine_gets_all_requests_when_it_sends_no_load_reports() -> None:
     async with FakeEngine("a", events=False) as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled("approximate")
         engine.chunk_delay_s = 0.05
@@ -143,7 +143,7 @@ async def test_an_engine_that_tells_nothing_is_given_everything() -> None:
         assert await metric(gateway, "mini_infer_gateway_queue_wait_error_seconds_count") == 0
 
 
-async def test_tokenising_never_waits() -> None:
+async def test_tokenize_requests_never_wait() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         await busy(gateway, engine)

@@ -172,7 +172,7 @@ def test_check_attention(
 
 
 @pytest.mark.parametrize(("length", "max_splits"), [(700, 11), (1000, 32)])
-def test_a_long_sequence_with_more_splits_than_rounds_of_merging(length: int, max_splits: int) -> None:
+def test_decode_attention_merges_many_splits_of_a_long_sequence(length: int, max_splits: int) -> None:
     q_heads, head_dim = 7, 128
     paged = make_paged([length], 64, 1, head_dim, FP32)
     slots, places = (torch.tensor([value], device=DEVICE) for value in (0, length - 1))

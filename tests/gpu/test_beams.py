@@ -54,9 +54,7 @@ def beams(directory: Path, beside: list[Request], **changes: Any) -> dict[str, O
 
 @pytest.mark.parametrize("are_alone", [True, False])
 @pytest.mark.parametrize("page_size", [16, 128])
-def test_beams_are_those_of_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page_size: int, are_alone: bool
-) -> None:
+def test_beams_equal_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page_size: int, are_alone: bool) -> None:
     save_tiny_model(tmp_path, "qwen3", head_dim=64)
     beside = [] if are_alone else mixed_requests(12, 199, 200, "beside", outputs=(10, 40))
     expected = beams(tmp_path, [], attention_backend="torch", page_size=page_size)

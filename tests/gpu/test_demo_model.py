@@ -39,7 +39,7 @@ def test_fp32_text_equals_the_cpus(answered: list[Answered]) -> None:
     assert answers(answered, device="auto", kv_cache_memory=1 << 30) == on_cpu
 
 
-def test_bf16_chooses_otherwise_at_near_ties_only(answered: list[Answered]) -> None:
+def test_bf16_text_differs_at_near_ties_only(answered: list[Answered]) -> None:
     """Teacher-forced; a near-tie is a gap in fp32 of which bf16's own error is no small part."""
     directory = Path(resolve_model("demo", None))
     exact = tiny_runner(directory, dtype="float32", kv_cache_memory=400_000_000)

@@ -128,7 +128,7 @@ def complaints(
 @pytest.mark.parametrize(
     ("vocabulary", "dtype"), cases([(203, FP32)], [(203, BF16), (32_000, FP32), (151_936, BF16), (151_936, FP32)])
 )
-def test_thresholds_leave_what_a_sort_leaves(shape: str, vocabulary: int, dtype: torch.dtype) -> None:
+def test_filter_thresholds_equal_those_of_a_sort(shape: str, vocabulary: int, dtype: torch.dtype) -> None:
     logits = make(shape, len(ALL_FILTERS), vocabulary).to(dtype)
     state = state_of(ALL_FILTERS)
     assert complaints(logits, ALL_FILTERS, state, topk_topp_thresholds(logits, slots_of(ALL_FILTERS), state)) == []
@@ -139,7 +139,7 @@ SEARCHED = (Filters(top_k=3), Filters(top_k=400, top_p=0.5), Filters(top_p=0.7),
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", [FP32, BF16])
-def test_a_small_first_gathering_leads_to_a_second_and_to_a_search(
+def test_filters_search_again_when_the_first_candidates_are_too_few(
     shape: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sizes at which the interpreter goes through all that happens to large vocabularies."""

@@ -60,7 +60,7 @@ class _ByPrograms:
 
 @pytest.mark.parametrize("with_norm", [False, True])
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim", "page_size", "window"), SHAPES)
-def test_decodes(
+def test_hopper_decode_attention_equals_reference(
     q_heads: int,
     kv_heads: int,
     head_dim: int,

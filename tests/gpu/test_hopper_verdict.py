@@ -18,7 +18,7 @@ from tests.gpu.hopper import Verdict, enforce, here, judge
         ((9, 0), None, "fail", "Triton is not installed"),
     ],
 )
-def test_what_becomes_of_a_test_for_hopper(
+def test_verdict_of_a_hopper_test_by_capability(
     capability: tuple[int, int] | None, profile: DeviceProfile | None, outcome: str, reason: str
 ) -> None:
     verdict = judge(capability, profile)
@@ -26,13 +26,13 @@ def test_what_becomes_of_a_test_for_hopper(
     assert reason in verdict.reason
 
 
-def test_if_this_machine_is_a_hopper_it_can_run_its_kernels() -> None:
+def test_hopper_kernels_run_when_this_machine_has_a_hopper_gpu() -> None:
     """Modules without Triton are skipped as a whole: that they could not run is said here."""
     verdict = here()
     assert verdict.outcome != "fail", verdict.reason
 
 
-def test_a_verdict_is_carried_out() -> None:
+def test_a_verdict_runs_skips_or_fails_a_test() -> None:
     enforce(Verdict("run"))
     with pytest.raises(pytest.skip.Exception, match="no GPU"):
         enforce(Verdict("skip", "no GPU"))

@@ -465,7 +465,7 @@ def test_graphs_are_measured_over_slots_that_do_not_move(
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True])
-def test_rows_that_ask_for_more_choose_as_in_torch(
+def test_rows_with_penalties_biases_and_logprobs_choose_as_torch(
     tmp_path: Path, interpreted: Callable[..., ModelRunner], enforce_eager: bool
 ) -> None:
     """Penalties, biases, bans and log probabilities: prompt in two chunks, then decodes, beside a plain row."""
@@ -555,7 +555,7 @@ def test_masked_rows_choose_as_in_torch(
 
 
 @pytest.mark.parametrize(("architecture", "enforce_eager"), [("qwen2", False), ("qwen2", True), ("olmo2", False)])
-def test_stages_say_what_one_gpu_says(
+def test_pipeline_stages_equal_one_gpu(
     tmp_path: Path, interpreted: Callable[..., ModelRunner], architecture: str, enforce_eager: bool
 ) -> None:
     """Prompts in chunks beside decode rows, in graphs padded to more rows and without; penalties too."""

@@ -81,7 +81,7 @@ def check(
 @ON_A_CPU
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize(("m", "n", "k"), [(65, 130, 256), (200, 200, 1088), (96, 128, 392)])
-def test_what_the_kernel_says_is_the_product(m: int, n: int, k: int, form: str) -> None:
+def test_interpreted_kernel_equals_the_product(m: int, n: int, k: int, form: str) -> None:
     """Rows, columns and K that fill no tile, an odd number of steps, more splits than steps."""
     for config in [*CONFIGS, *(BYTES_ALONE if form == "int8" else [])]:
         check(m, n, k, form, config, has_bias=config.splits != 2, compute=on_cpu)
@@ -160,7 +160,7 @@ def test_a_graph_with_a_split_last_wave_needs_nothing_of_its_memory() -> None:
 @GLUON
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("m", [65, 300, 700])
-def test_verbs_have_the_same_product_with_and_without_it(m: int, form: str) -> None:
+def test_gemm_results_are_equal_with_and_without_large_m_gemm(m: int, form: str) -> None:
     x, weight = normal(m, 3584, dtype=BF16), random_weight(form, 4608, 3584)
     exact = functional.linear(x.double(), dequantized(weight).double())
     assert POLICY.large_m_config(x, weight) is not None

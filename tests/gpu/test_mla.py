@@ -245,7 +245,9 @@ ROUTERS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("normalizes", [False, True])
 @pytest.mark.parametrize("fields", ROUTERS)
 @pytest.mark.parametrize(("tokens", "experts", "top_k"), cases([(5, 12, 3)], [(300, 160, 6), (64, 256, 8)]))
-def test_routing_is_torchs(tokens: int, experts: int, top_k: int, fields: dict[str, Any], normalizes: bool) -> None:
+def test_mla_expert_routing_equals_torchs(
+    tokens: int, experts: int, top_k: int, fields: dict[str, Any], normalizes: bool
+) -> None:
     spec = MoESpec(8, 8, experts, top_k, normalizes, **fields)
     logits = normal(tokens, experts)
     correction = normal(experts, seed=1) / 4 if spec.has_correction else None

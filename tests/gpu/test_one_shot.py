@@ -72,7 +72,7 @@ def test_sums_with_and_without_a_norm(rows: int, width: int, world: int, rank: i
     peers.check_signals(min(rows, MAX_PROGRAMS), calls=2)
 
 
-def test_nobody_waits_any_more_once_released(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_kernels_end_when_they_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU while kernels wait, by a write to main memory alone."""
     if not ON_GPU:  # whose turns take a microsecond
         monkeypatch.setattr(one_shot, "TURNS", tl.constexpr(64))

@@ -81,7 +81,7 @@ def test_ranks_get_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize(("number", "flag"), [(1, 0), (2**31, 2**31 - 1), (2**32 - 1, -2), (2**32, -1)])
-def test_nobody_waits_any_more_once_released(number: int, flag: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_kernels_end_when_they_are_released(number: int, flag: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU while the kernel waits, by a write to main memory alone; those after it do not even look."""
     if not ON_GPU:  # whose turns take a microsecond
         monkeypatch.setattr(overlapped_sum, "TURNS", tl.constexpr(64))

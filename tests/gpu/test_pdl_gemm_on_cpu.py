@@ -70,7 +70,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("rows", [1, 2, 3, 9])
-def test_what_the_kernel_says_is_the_product(rows: int, form: str, wide: bool, launches: Launches) -> None:
+def test_interpreted_kernel_equals_the_product(rows: int, form: str, wide: bool, launches: Launches) -> None:
     """Tiles, steps and splits that are not full, fewer steps than stages, bias, gate, residual and deferred norm."""
     n, k = 72, 1152
     x, sums = normal(rows, k, dtype=BF16), torch.rand(5, portable_block_m(rows)) + 0.5

@@ -43,7 +43,7 @@ def test_logits_after_penalties(vocabulary: int, dtype: torch.dtype) -> None:
     assert torch.equal(actual[-2:], logits[-2:].float())
 
 
-def test_what_was_chosen_is_counted() -> None:
+def test_chosen_tokens_are_counted_for_penalties() -> None:
     vocabulary = 300
     penalties, expected = begun(vocabulary), begun(vocabulary)
     for each in (penalties, expected):

@@ -57,7 +57,7 @@ def files(folder: Path) -> set[str]:
     return {path.name for path in folder.rglob("*") if path.is_file()}
 
 
-def test_what_came_with_the_image_is_not_compiled_again(tmp_path: Path) -> None:
+def test_kernels_of_the_image_are_not_compiled_again(tmp_path: Path) -> None:
     built, image, own = tmp_path / "built", tmp_path / "image", tmp_path / "own"
     size, _ = compile_double(tmp_path, built, None)
     assert {"double.cubin", "__grp__double.json", "launcher.so"} <= files(built)
@@ -68,7 +68,7 @@ def test_what_came_with_the_image_is_not_compiled_again(tmp_path: Path) -> None:
     assert files(image) == before
 
 
-def test_others_are_compiled_and_kept_in_the_own_folder(tmp_path: Path) -> None:
+def test_other_kernels_are_compiled_into_the_own_cache(tmp_path: Path) -> None:
     image, own = tmp_path / "image", tmp_path / "own"
     compile_double(tmp_path, image, None)
     before = sorted(image.rglob("*"))
@@ -78,7 +78,7 @@ def test_others_are_compiled_and_kept_in_the_own_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("named", [None, "nothing-there"])
-def test_without_any_it_is_triton_s_own_cache(tmp_path: Path, named: str | None) -> None:
+def test_tritons_own_cache_is_used_when_no_kernels_came_with_the_image(tmp_path: Path, named: str | None) -> None:
     compile_double(tmp_path, tmp_path / "own", None if named is None else tmp_path / named)
     assert {"double.cubin", "launcher.so"} <= files(tmp_path / "own")
     assert compile_double(tmp_path, tmp_path / "own", None)[1].startswith(str(tmp_path / "own"))

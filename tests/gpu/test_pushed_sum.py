@@ -111,7 +111,7 @@ def test_summands_of_one_rank_are_added_up_and_rounded_first(
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
-def test_what_looks_like_an_empty_place_is_sent_as_zero(dtype: torch.dtype) -> None:
+def test_negative_zeros_are_sent_as_zero(dtype: torch.dtype) -> None:
     """Negative zeros; or the peer would wait for them for ever."""
     peers = Peers(2, 0, 1, 64, dtype)
     peers.exchange(0)
@@ -120,7 +120,7 @@ def test_what_looks_like_an_empty_place_is_sent_as_zero(dtype: torch.dtype) -> N
     assert not peers.place(1, 0, 0).any()
 
 
-def test_nobody_waits_any_more_once_released(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_kernels_end_when_they_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
     if not ON_GPU:  # whose turns take a microsecond
         monkeypatch.setattr(pushed_sum, "TURNS", tl.constexpr(64))
     peers = Peers(2, 0, 2, 64, BF16)

@@ -144,7 +144,7 @@ def test_two_runners_in_one_process_do_not_disturb_each_other(folder: Path, expe
     torch.cuda.synchronize()
 
 
-def test_a_share_of_the_memory_is_this_engines_whatever_others_hold(folder: Path) -> None:
+def test_gpu_memory_utilization_counts_this_engines_memory_only(folder: Path) -> None:
     """More than the share of the whole is in use already."""
     share = 0.03
     total = torch.cuda.get_device_properties(0).total_memory

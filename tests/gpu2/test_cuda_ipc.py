@@ -94,7 +94,7 @@ def ended(motion: Motion) -> str:
     return progress
 
 
-def test_pages_are_written_and_read_where_they_lie() -> None:
+def test_cuda_ipc_writes_and_reads_pages_in_place() -> None:
     from tests.gpu2.pool_program import LAYOUT
 
     with holder_process() as holder, pool_here() as (transport, pages):

@@ -126,7 +126,7 @@ def send_prompt(side: GpuSide, token_ids: list[int], headers: dict[str, str] | N
 
 @pytest.mark.parametrize("num_tokens", [40, 128, 700, 3000])
 @pytest.mark.parametrize("more", [{}, {"temperature": 0.9, "seed": 11}], ids=["greedy", "seeded"])
-def test_text_is_that_of_one_engine(sides: dict[str, GpuSide], num_tokens: int, more: dict[str, Any]) -> None:
+def test_transferred_text_equals_one_engines(sides: dict[str, GpuSide], num_tokens: int, more: dict[str, Any]) -> None:
     prefill, decode = sides["prefill"], sides["decode"]
     token_ids, before = prompt(num_tokens), decode.received
     own = send_prompt(decode, token_ids, cache_salt="own", **more)
@@ -230,7 +230,7 @@ def test_a_prefill_engine_that_stops_costs_time_and_nothing_else(sides: dict[str
     wait_until(decode.is_at_rest, 30)
 
 
-def test_last_a_prefill_engine_that_dies_is_a_fall_back(sides: dict[str, GpuSide]) -> None:
+def test_last_prompts_are_computed_locally_when_the_prefill_engine_dies(sides: dict[str, GpuSide]) -> None:
     prefill, decode = sides["prefill"], sides["decode"]
     prompts, before = [prompt(2500) for _ in range(4)], decode.fallbacks()
 

@@ -38,7 +38,7 @@ def test_sums_and_gathers_are_right_and_equal_on_both_gpus(disabled: list[str]) 
 
 @pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="a matter of time: needs both GPUs for itself")
 @pytest.mark.parametrize("sums", ["late", "late overlap"])
-def test_a_rank_that_comes_late_is_waited_for_once(sums: str) -> None:
+def test_an_all_reduce_waits_for_a_late_rank_once(sums: str) -> None:
     """Looks at whether the group is over must not take so long that the peer waits for long, and looks, too."""
     assert all(answer(rank)["errors"]["seconds"] < 0.25 for rank in both_ranks(only=sums))
 

@@ -27,12 +27,12 @@ async def create(api: ApiServer, document: dict[str, Any]) -> None:
     await api.request("POST", path_of("InferenceService", "default"), body=document, query=query)
 
 
-async def test_a_valid_service_is_taken(api: ApiServer) -> None:
+async def test_the_api_server_accepts_a_valid_service(api: ApiServer) -> None:
     await create(api, VALID)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[str(example["change"])[:100] for example in EXAMPLES])
-async def test_a_broken_rule_is_refused(api: ApiServer, example: dict[str, Any]) -> None:
+async def test_the_api_server_refuses_a_service_when_it_breaks_a_rule(api: ApiServer, example: dict[str, Any]) -> None:
     with pytest.raises(ApiError) as caught:
         await create(api, changed(example["change"]))
     answer = caught.value.message

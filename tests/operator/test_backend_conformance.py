@@ -323,7 +323,7 @@ async def test_a_status_is_read_back_when_it_was_reported(place: Place) -> None:
     assert (await observed(place))[0] == status
 
 
-async def test_recording_an_event_never_fails(place: Place) -> None:
+async def test_recording_an_event_never_raises(place: Place) -> None:
     await place.store(service(place, 0))
     backend = await place.backend()
     stored = await backend.read()

@@ -19,17 +19,17 @@ NEED_OTHER_CRDS = {"PodMonitor", "PrometheusRule", "HTTPRoute"}
 @pytest.mark.parametrize(
     "settings", [(), ("namespace=default", "gateway.service.type=NodePort", "gateway.service.nodePort=30080")]
 )
-def test_the_chart_is_taken(control_plane: ControlPlane, settings: tuple[str, ...]) -> None:
+def test_the_api_server_accepts_the_chart(control_plane: ControlPlane, settings: tuple[str, ...]) -> None:
     is_accepted(control_plane, render(*settings))
 
 
-def test_every_value_at_once_is_taken(control_plane: ControlPlane) -> None:
+def test_the_api_server_accepts_the_chart_when_every_value_is_set(control_plane: ControlPlane) -> None:
     items = [item for item in rendered(f"--values={FULL}") if item["kind"] not in NEED_OTHER_CRDS]
     assert len(items) >= 14
     is_accepted(control_plane, items)
 
 
-def test_people_may_do_with_services_what_their_role_says(plane_with_pods: ControlPlane) -> None:
+def test_aggregated_roles_grant_the_documented_verbs(plane_with_pods: ControlPlane) -> None:
     plane = plane_with_pods
     roles = [item for item in render() if item["kind"] == "ClusterRole" and "aggregationRule" not in item]
     people = [item for item in roles if any("aggregate-to" in label for label in item["metadata"]["labels"])]

@@ -36,7 +36,7 @@ def cluster(plane_with_pods: ControlPlane, tmp_path_factory: pytest.TempPathFact
         yield Cluster(plane_with_pods, operator.url)
 
 
-def test_a_service_gets_ready_with_all_its_children(cluster: Cluster) -> None:
+def test_a_service_becomes_ready_with_all_its_children(cluster: Cluster) -> None:
     cluster.apply("alpha")
     wait(lambda: cluster.ready("alpha").get("status") == "True")
     children = cluster.children("alpha")
@@ -61,7 +61,7 @@ def test_a_service_gets_ready_with_all_its_children(cluster: Cluster) -> None:
     assert "annotations" not in service["metadata"]
 
 
-def test_columns_say_what_matters(cluster: Cluster) -> None:
+def test_kubectl_get_shows_the_printer_columns(cluster: Cluster) -> None:
     cluster.apply("columns", model={"name": "My/Model"})
     wait(lambda: cluster.ready("columns").get("status") == "True")
     lines = cluster.plane.kubectl("get", "infsvc", "columns").stdout.splitlines()
@@ -70,7 +70,7 @@ def test_columns_say_what_matters(cluster: Cluster) -> None:
     assert lines[1].split()[:7] == ["columns", "True", "AllReplicasReady", "My/Model", "2", "2", "0"]
 
 
-def test_a_service_gets_the_secret_that_gateways_derive_for_it(cluster: Cluster) -> None:
+def test_a_services_peer_secret_equals_the_one_derived_by_gateways(cluster: Cluster) -> None:
     cluster.apply("keyed")
     wait(lambda: cluster.ready("keyed").get("status") == "True")
     root, derived = (
@@ -92,7 +92,7 @@ def has_settled(cluster: Cluster, name: str) -> bool:
     return any(c["type"] == "Progressing" and c["reason"] == "NewReplicaSetAvailable" for c in conditions)
 
 
-def test_a_service_at_rest_causes_no_writes(cluster: Cluster) -> None:
+def test_no_writes_are_made_when_a_service_is_at_rest(cluster: Cluster) -> None:
     cluster.apply("rest", unified={"resources": {"requests": {"cpu": "0.25", "memory": "1024Mi"}}})
     wait(lambda: cluster.ready("rest").get("status") == "True")
 
@@ -113,7 +113,7 @@ def test_a_service_at_rest_causes_no_writes(cluster: Cluster) -> None:
     assert after == before
 
 
-async def test_an_operator_that_renders_differently_rolls_nothing(cluster: Cluster) -> None:
+async def test_no_rollout_starts_when_a_newer_operator_renders_differently(cluster: Cluster) -> None:
     cluster.apply("upgrade")
     wait(lambda: cluster.ready("upgrade").get("status") == "True")
     (before,) = cluster.children("upgrade", "deployments")
@@ -129,7 +129,7 @@ async def test_an_operator_that_renders_differently_rolls_nothing(cluster: Clust
     assert after["spec"]["template"]["spec"]["containers"][0]["imagePullPolicy"] == "IfNotPresent"
 
 
-def test_scaling_keeps_the_revision_and_the_pods(cluster: Cluster) -> None:
+def test_revision_and_pods_are_kept_when_a_service_is_scaled(cluster: Cluster) -> None:
     cluster.apply("scale", unified={"replicas": 1})
     wait(lambda: cluster.ready("scale").get("status") == "True")
     (pod,) = cluster.children("scale", "pods")
@@ -143,7 +143,7 @@ def test_scaling_keeps_the_revision_and_the_pods(cluster: Cluster) -> None:
     wait(lambda: not cluster.children("scale", "pods"))
 
 
-def test_an_edit_replaces_engines_without_a_gap(cluster: Cluster) -> None:
+def test_an_edit_replaces_engines_without_losing_availability(cluster: Cluster) -> None:
     cluster.apply("edit")
     wait(lambda: cluster.ready("edit").get("status") == "True")
     before = cluster.status("edit")["revision"]
@@ -169,7 +169,7 @@ def test_an_edit_replaces_engines_without_a_gap(cluster: Cluster) -> None:
     ]  # one is history
 
 
-def test_the_second_eviction_waits_for_the_first(cluster: Cluster) -> None:
+def test_the_second_eviction_is_refused_until_the_first_is_replaced(cluster: Cluster) -> None:
     cluster.apply("evict", image="engine:slow")
     wait(lambda: cluster.ready("evict").get("status") == "True")
     wait(lambda: cluster.children("evict", "poddisruptionbudgets")[0].get("status", {}).get("disruptionsAllowed") == 1)
@@ -182,7 +182,7 @@ def test_the_second_eviction_waits_for_the_first(cluster: Cluster) -> None:
     wait(lambda: not cluster.children("evict", "poddisruptionbudgets"))
 
 
-def test_what_was_left_behind_is_adopted_without_a_gap(cluster: Cluster) -> None:
+def test_orphaned_children_are_adopted_when_the_service_is_recreated(cluster: Cluster) -> None:
     """`kubectl delete --cascade=orphan`, an edit, and apply again: the standard way to make a resource anew."""
     cluster.apply("adopt")
     wait(lambda: cluster.ready("adopt").get("status") == "True")
@@ -207,7 +207,7 @@ def test_what_was_left_behind_is_adopted_without_a_gap(cluster: Cluster) -> None
     assert len(cluster.children("adopt")) == 5  # with the older ControllerRevision, which is history
 
 
-def test_what_plan_prints_can_be_applied_before_the_service(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_service_adopts_planned_manifests_when_they_were_applied_before(cluster: Cluster, tmp_path: Path) -> None:
     service = tmp_path / "service.yaml"
     service.write_text(yaml.safe_dump(changed({"metadata": {"name": "planned"}})))
     command = [sys.executable, "-m", "mini_infer_operator.cli", "plan", "-f", str(service), "--engine-image=engine:1"]
@@ -221,7 +221,7 @@ def test_what_plan_prints_can_be_applied_before_the_service(cluster: Cluster, tm
     assert {pod["metadata"]["uid"] for pod in cluster.children("planned", "pods")} == pods
 
 
-def test_a_changed_label_changes_no_identity(cluster: Cluster) -> None:
+def test_identity_is_kept_when_a_label_is_changed_by_hand(cluster: Cluster) -> None:
     cluster.apply("labels")
     wait(lambda: cluster.ready("labels").get("status") == "True")
     (deployment,) = cluster.children("labels", "deployments")
@@ -234,7 +234,7 @@ def test_a_changed_label_changes_no_identity(cluster: Cluster) -> None:
     assert len(cluster.children("labels", "controllerrevisions")) == 1
 
 
-def test_a_deleted_child_is_back(cluster: Cluster) -> None:
+def test_a_child_is_recreated_when_it_is_deleted(cluster: Cluster) -> None:
     cluster.apply("heal")
     wait(lambda: cluster.ready("heal").get("status") == "True")
     for child in cluster.children("heal"):
@@ -247,7 +247,7 @@ def test_a_deleted_child_is_back(cluster: Cluster) -> None:
         wait(back)
 
 
-def test_a_changed_child_is_put_right(cluster: Cluster) -> None:
+def test_drift_is_repaired_when_a_child_is_changed(cluster: Cluster) -> None:
     cluster.apply("drift")
     wait(lambda: cluster.ready("drift").get("status") == "True")
     (deployment,) = cluster.children("drift", "deployments")
@@ -321,7 +321,7 @@ def test_a_field_of_the_operator_is_put_back_with_an_event_when_somebody_changes
     wait(lambda: f"{reported}; it was put back" in cluster.plane.kubectl("describe", "infsvc", "changed").stdout)
 
 
-def test_labels_of_others_and_managers_that_may_add_are_left_alone(cluster: Cluster) -> None:
+def test_foreign_labels_and_allowed_managers_are_left_alone(cluster: Cluster) -> None:
     cluster.apply("tolerant")
     wait(lambda: cluster.ready("tolerant").get("status") == "True")
     (deployment,) = cluster.children("tolerant", "deployments")
@@ -345,7 +345,7 @@ def test_labels_of_others_and_managers_that_may_add_are_left_alone(cluster: Clus
     assert after["metadata"]["labels"]["argocd.argoproj.io/instance"] == "app"
 
 
-def test_decisions_are_events_that_describe_shows(cluster: Cluster) -> None:
+def test_decisions_appear_as_events_in_kubectl_describe(cluster: Cluster) -> None:
     cluster.apply("told")
     wait(lambda: cluster.ready("told").get("status") == "True")
     cluster.apply("told", unified={"replicas": 1})
@@ -362,7 +362,7 @@ def test_decisions_are_events_that_describe_shows(cluster: Cluster) -> None:
     assert lines.count("RevisionStarted") == lines.count("ScaledDown") == 1
 
 
-def test_the_operator_tells_its_own_numbers(cluster: Cluster) -> None:
+def test_the_operator_exports_its_metrics(cluster: Cluster) -> None:
     cluster.apply("counted")
     wait(lambda: cluster.ready("counted").get("status") == "True")
     seen = wait(lambda: (s := cluster.samples())[names.OPERATOR_QUEUE_DEPTH] == 0 and s)
@@ -402,7 +402,7 @@ def test_the_owner_is_reported_when_services_share_a_model_name(cluster: Cluster
     wait(lambda: has_event("ModelNameLost") and has_event("ModelNameGained"))
 
 
-def test_deletion_leaves_nothing(cluster: Cluster) -> None:
+def test_no_children_are_left_when_a_service_is_deleted(cluster: Cluster) -> None:
     cluster.apply("gone")
     wait(lambda: cluster.ready("gone").get("status") == "True")
     assert cluster.plane.kubectl("delete", "infsvc", "gone").returncode == 0
@@ -425,7 +425,7 @@ def test_the_api_servers_message_is_reported_when_it_refuses_a_child(cluster: Cl
     assert cluster.plane.kubectl("delete", "infsvc", "refused").returncode == 0
 
 
-def test_somebody_elses_object_is_left_alone(cluster: Cluster) -> None:
+def test_a_foreign_object_is_left_alone_when_its_name_collides(cluster: Cluster) -> None:
     theirs = {
         "apiVersion": "v1",
         "kind": "Service",

@@ -92,7 +92,7 @@ def ready_count(cluster: Cluster, prefix: str) -> int:
     return sum(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
-def test_new_services_cost_little_and_nothing_once_they_are_ready(measured: Measured) -> None:
+def test_services_cost_few_requests_and_none_when_they_are_ready(measured: Measured) -> None:
     cluster = measured.cluster
     measured.mark()
     cpu_s = measured.cpu_s()
@@ -121,7 +121,7 @@ def test_new_services_cost_little_and_nothing_once_they_are_ready(measured: Meas
     assert sum(counts.values()) <= max(2, 5 * REST_S / 60)
 
 
-def test_services_that_wait_for_a_node_cost_nothing_and_delay_nobody(measured: Measured) -> None:
+def test_unschedulable_services_cost_nothing_and_delay_no_others(measured: Measured) -> None:
     cluster = measured.cluster
     nowhere = {"spec": {"nodeSelector": {"there-is": "none"}}}
     apply(cluster, *(service(f"wait-{number:03}", template=nowhere) for number in range(SERVICES)))

@@ -20,7 +20,7 @@ def images(cluster: Cluster) -> dict[str, set[str]]:
     return by_service
 
 
-def test_services_roll_in_turn_and_a_stuck_one_keeps_its_turn(cluster: Cluster, tmp_path: Path) -> None:
+def test_services_roll_in_turn_when_the_default_image_changes(cluster: Cluster, tmp_path: Path) -> None:
     for folder in ("a", "b", "c"):
         (tmp_path / folder).mkdir()
     with OperatorProcess(cluster.plane, tmp_path / "a"):

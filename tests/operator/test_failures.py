@@ -120,13 +120,13 @@ def rows(cluster: Cluster) -> Iterator[dict[str, Row]]:
         plane.kubectl("delete", "namespace", "--wait=false", *namespaces)
 
 
-def test_there_are_twenty() -> None:
+def test_the_table_has_twenty_failures() -> None:
     assert len(ROWS) >= 20
     assert len({row["name"] for row in ROWS}) == len(ROWS)
 
 
 @pytest.mark.parametrize("name", [row["name"] for row in ROWS])
-def test_the_failure_is_reported(rows: dict[str, Row], name: str) -> None:
+def test_each_failure_is_reported_in_status(rows: dict[str, Row], name: str) -> None:
     row = rows[name]
     row.go_on()
     begun = time.monotonic()

@@ -118,7 +118,7 @@ Fault = Callable[[FaultyApiServer], None]
     [(cut, cut), (away, nothing), (busy, nothing), (blind, expired), (blind, broken)],
     ids=["watches are cut", "API server is away", "429 with Retry-After", "410 Gone", "ERROR 500"],
 )
-def test_nothing_is_missed_or_doubled_when(
+def test_no_change_is_missed_or_doubled_when(
     cluster: Cluster, proxy: FaultyApiServer, before: Fault, after: Fault
 ) -> None:
     begin(cluster)

@@ -49,7 +49,7 @@ def role(**unified: Any) -> Any:
         ),
     ],
 )
-def test_gpus_by_parallelism(unified: dict[str, Any], limits: dict[str, Any], of_engine: int) -> None:
+def test_gpu_requests_follow_parallelism(unified: dict[str, Any], limits: dict[str, Any], of_engine: int) -> None:
     assert dict(resources_of(role(**unified)).allowed) == limits
     assert gpus_of_engine(role(**unified)) == of_engine
     assert requests_gpu(role(**unified)) == bool(of_engine)
@@ -79,14 +79,14 @@ def test_only_gpus_are_counted_when_limits_name_other_devices_too(limits: dict[s
     assert gpus_of_engine(requested) == 2  # as written, or one for each rank
 
 
-def test_parallelism_becomes_flags() -> None:
+def test_parallelism_becomes_engine_flags() -> None:
     sizes = Parallelism(tensor=2, pipeline=1, data=4, expert=True)
     flags = ("--tensor-parallel-size=2", "--data-parallel-size=4", "--enable-expert-parallel")
     assert parallel_arguments(sizes) == flags
     assert parallel_arguments(Parallelism()) == ()
 
 
-def test_a_claim_is_enough() -> None:
+def test_no_gpu_is_requested_when_a_resource_claim_is_named() -> None:
     claim = {"claims": [{"name": "gpus"}]}
     assert resources_of(role(parallelism={"tensor": 2}, resources=claim)).allowed == {}
 
@@ -101,7 +101,7 @@ def test_a_claim_is_enough() -> None:
         ({"unified": {"engine": {"kvTransport": "auto"}}}, True),
     ],
 )
-def test_shared_memory(spec: dict[str, Any], mounted: bool) -> None:
+def test_shared_memory_is_mounted_when_ranks_need_it(spec: dict[str, Any], mounted: bool) -> None:
     service = parse_service(changed({"spec": spec}))
     (name, *_) = service.roles
     pod = frozen_pods(service, name, "r", launch_of(service, name, "i"), None)["template"]["spec"]

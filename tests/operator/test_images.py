@@ -26,14 +26,16 @@ def service(resources: dict[str, Any], image: str | None = None) -> Any:
     ("resources", "requested"),
     [(GPU, {"nvidia.com/gpu": 1}), (MIG, {"nvidia.com/mig-1g.10gb": 2}), (CLAIM, {"gpu": 1})],
 )
-def test_who_asks_for_a_gpu_gets_the_image_for_it(resources: dict[str, Any], requested: dict[str, float]) -> None:
+def test_the_gpu_image_is_chosen_when_a_gpu_is_requested(
+    resources: dict[str, Any], requested: dict[str, float]
+) -> None:
     expected = service(resources)
     assert gpu_resources(expected.roles["unified"].resources) == requested
     assert BOTH.default_for(expected) == "cuda:1"
     assert BOTH.failure(expected) is None
 
 
-def test_who_asks_for_none_gets_the_one_for_cpus() -> None:
+def test_the_cpu_image_is_chosen_when_no_gpu_is_requested() -> None:
     assert BOTH.default_for(service(NONE)) == "cpu:1"
     assert CPU_ONLY.failure(service(NONE)) is None
 
@@ -50,12 +52,14 @@ def test_who_asks_for_none_gets_the_one_for_cpus() -> None:
         ),
     ],
 )
-def test_a_gpu_is_not_given_to_an_image_for_cpus(images: EngineImages, image: str | None, reported: str) -> None:
+def test_no_gpu_image_is_reported_when_a_gpu_is_requested_for_a_cpu_image(
+    images: EngineImages, image: str | None, reported: str
+) -> None:
     failure = images.failure(service(GPU, image))
     assert failure is not None
     assert failure.reason == "NoGpuImage"
     assert re.match(reported, failure.message), failure.message
 
 
-def test_an_image_that_is_named_is_trusted() -> None:
+def test_no_failure_is_reported_when_the_service_names_its_image() -> None:
     assert CPU_ONLY.failure(service(GPU, "mine:1")) is None

@@ -51,7 +51,7 @@ def send_request(cluster: Cluster, path: str) -> tuple[int, dict[str, Any]]:
         return 0, {}
 
 
-def test_an_old_crd_is_reported_served_and_upgraded(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_old_crd_is_reported_and_served_until_it_is_upgraded(cluster: Cluster, tmp_path: Path) -> None:
     def reported() -> Any:
         status, answer = send_request(cluster, "/readyz")
         return status == 503 and any("CRD is older" in problem for problem in answer["problems"]) and answer

@@ -161,18 +161,18 @@ def test_an_identity_is_refused_when_no_pattern_has_its_service_account(
         environment(fieldRef={"fieldPath": "status.podIP"}),
     ],
 )
-def test_what_needs_no_rights_is_allowed_by_default(template: dict[str, Any]) -> None:
+def test_pod_security_allows_templates_when_they_need_no_privileges(template: dict[str, Any]) -> None:
     assert reported(PodSecurity(), service(template)) == ""
 
 
-def test_only_roles_that_are_made_anew_are_checked() -> None:
+def test_pod_security_checks_only_roles_with_a_new_revision() -> None:
     """Pods of a revision whose template is stored go on: an upgrade of the operator breaks no running service."""
     service_with_rights = service(volume(hostPath={"path": "/"}))
     assert PodSecurity().failure(service_with_rights, ()) is None
     assert PodSecurity().failure(service_with_rights, ("unified",)) is not None
 
 
-def test_many_fields_are_named_in_part_and_counted() -> None:
+def test_pod_security_names_some_fields_and_counts_the_rest() -> None:
     service_with_rights = service(
         security(privileged=True, runAsUser=0, allowPrivilegeEscalation=True, runAsNonRoot=False)
     )

@@ -77,13 +77,13 @@ async def settle(backend: MemoryBackend) -> None:
     raise AssertionError("it does not settle")
 
 
-async def test_a_service_that_is_gone_needs_nothing() -> None:
+async def test_reconcile_returns_none_when_the_service_is_gone() -> None:
     assert await reconcile(MemoryBackend(None)) is None
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["a", "b", "c"])), min_size=1, max_size=5))
-async def test_it_settles_and_then_says_nothing_new(edits: list[tuple[int, str]]) -> None:
+async def test_reconcile_converges_and_writes_nothing_afterwards(edits: list[tuple[int, str]]) -> None:
     backend = MemoryBackend(changed({}))
     for replicas, image in edits:
         status = (backend.stored or {}).get("status")
@@ -97,7 +97,7 @@ async def test_it_settles_and_then_says_nothing_new(edits: list[tuple[int, str]]
     assert backend.reports == reports
 
 
-async def test_decisions_and_turns_of_the_status_are_events_and_rest_is_silent() -> None:
+async def test_reconcile_records_events_for_decisions_and_status_changes_only() -> None:
     backend = MemoryBackend(changed({}))
     await settle(backend)
     (revision,) = {w.revision for w in backend.workloads}
@@ -126,7 +126,7 @@ async def test_engines_are_left_alone_when_the_spec_is_invalid() -> None:
     assert backend.workloads == running
 
 
-async def test_a_permanent_failure_is_reported_and_retried_soon() -> None:
+async def test_reconcile_reports_and_retries_when_a_failure_is_permanent() -> None:
     backend = MemoryBackend(changed({}))
     backend.failure = PermanentFailure("Refused", "Deployment demo: exceeded quota")
     assert await reconcile(backend) == RETRY_S

@@ -65,7 +65,7 @@ def replicas(cluster: Cluster, name: str) -> dict[tuple[str, str], int]:
     return {(at[ROLE], at[REVISION]): d["spec"]["replicas"] for at, d in zip(labels, found, strict=True)}
 
 
-def test_groups_need_a_cluster_that_runs_them(without_groups: Cluster) -> None:
+def test_no_leader_worker_set_is_reported_when_the_cluster_has_no_such_kind(without_groups: Cluster) -> None:
     group = {"replicas": 1, "parallelism": {"tensor": 2, "nodes": 2}, "engine": CPU}
     without_groups.apply("nobody", unified=group)
     wait(lambda: without_groups.ready("nobody").get("reason") == "NoLeaderWorkerSet")
@@ -75,7 +75,7 @@ def test_groups_need_a_cluster_that_runs_them(without_groups: Cluster) -> None:
     assert without_groups.plane.kubectl("delete", "infsvc", "nobody").returncode == 0
 
 
-def test_a_pair_gets_ready_with_what_each_role_has(cluster: Cluster) -> None:
+def test_prefill_and_decode_become_ready_with_their_own_children(cluster: Cluster) -> None:
     pair(cluster, "pair", parallelism={"tensor": 2}, engine=CPU)
     wait(lambda: cluster.ready("pair").get("status") == "True")
     revision = cluster.status("pair")["revision"]
@@ -93,7 +93,7 @@ def test_a_pair_gets_ready_with_what_each_role_has(cluster: Cluster) -> None:
     assert message == "prefill 1 of 1 and decode 2 of 2 engines are ready"
 
 
-def test_roles_roll_in_step(cluster: Cluster) -> None:
+def test_roles_roll_in_step_when_their_spec_changes(cluster: Cluster) -> None:
     pair(cluster, "step")
     wait(lambda: cluster.ready("step").get("status") == "True")
     before = cluster.status("step")["revision"]
@@ -111,14 +111,14 @@ def test_roles_roll_in_step(cluster: Cluster) -> None:
     wait(lambda: cluster.ready("step").get("status") == "True")
 
 
-def test_one_role_fails_and_is_named(cluster: Cluster) -> None:
+def test_the_message_names_the_role_when_one_fails(cluster: Cluster) -> None:
     pair(cluster, "fault", template={"spec": {"nodeSelector": {"there-is": "none"}}})
     reported = "prefill 1 of 1 and decode 0 of 2 engines are ready; fault-decode-"
     wait(lambda: cluster.ready("fault").get("message", "").startswith(reported))  # the prefill engine may be ready last
     assert cluster.ready("fault")["reason"] == "Unschedulable"
 
 
-def test_a_role_is_scaled_by_its_scaler(cluster: Cluster) -> None:
+def test_an_inference_scaler_scales_its_role(cluster: Cluster) -> None:
     pair(cluster, "byrole")
     spec = {"service": "byrole", "role": "decode"}
     scaler = {"apiVersion": "serving.mini-infer.io/v1alpha1", "kind": "InferenceScaler", "spec": spec}
@@ -134,7 +134,7 @@ def test_a_role_is_scaled_by_its_scaler(cluster: Cluster) -> None:
     assert cluster.plane.kubectl("delete", "infscaler/byrole-decode").returncode == 0
 
 
-def test_an_edit_from_unified_to_roles_leaves_no_gap(cluster: Cluster) -> None:
+def test_availability_is_kept_when_an_edit_replaces_unified_by_roles(cluster: Cluster) -> None:
     cluster.apply("change", unified={"replicas": 2})
     wait(lambda: cluster.ready("change").get("status") == "True")
     wait(lambda: sum(d["status"].get("availableReplicas", 0) for d in cluster.children("change", "deployments")) == 2)
@@ -155,7 +155,7 @@ def group_pods(cluster: Cluster, name: str) -> dict[str, dict[str, Any]]:
     return {pod["metadata"]["name"]: pod for pod in cluster.children(name, "pods")}
 
 
-def test_a_group_over_nodes_lives_and_dies_together(cluster: Cluster) -> None:
+def test_a_multi_node_group_starts_and_restarts_together(cluster: Cluster) -> None:
     cluster.apply("large", unified={"replicas": 2, "parallelism": {"tensor": 2, "nodes": 2}, "engine": CPU})
     wait(lambda: cluster.ready("large").get("status") == "True")
     revision = cluster.status("large")["revision"]
@@ -222,7 +222,7 @@ def settled(budget: dict[str, Any], pods: int) -> bool:
 
 @pytest.mark.usefixtures("everything_works")
 @pytest.mark.parametrize("allowed", [1, "50%"])
-def test_a_worker_may_be_evicted_and_no_other_group_loses_one_then(plane: ControlPlane, allowed: int | str) -> None:
+def test_only_one_group_loses_a_worker_when_pods_are_evicted(plane: ControlPlane, allowed: int | str) -> None:
     """Kubernetes counts a group's pods by StatefulSets: what is asked for in engines must hold all the same."""
     name = f"drained-{str(allowed).removesuffix('%')}"
     group = {"replicas": 2, "parallelism": {"tensor": 2, "nodes": 2}, "engine": CPU}
@@ -249,7 +249,7 @@ def test_a_worker_may_be_evicted_and_no_other_group_loses_one_then(plane: Contro
         plane.kubectl("delete", "pdb", budget["metadata"]["name"])
 
 
-def test_a_group_that_goes_is_drained_the_highest_first(cluster: Cluster) -> None:
+def test_the_highest_group_is_drained_first_when_groups_scale_down(cluster: Cluster) -> None:
     spec = {"parallelism": {"tensor": 2, "nodes": 2}, "engine": CPU}
     cluster.apply("shrink", unified={"replicas": 2, **spec})
     wait(lambda: cluster.ready("shrink").get("status") == "True")
@@ -268,7 +268,7 @@ def test_a_group_that_goes_is_drained_the_highest_first(cluster: Cluster) -> Non
     assert {n: p["metadata"]["uid"] for n, p in group_pods(cluster, "shrink").items()} == kept
 
 
-def test_an_edit_from_one_node_to_two_waits_for_the_group(cluster: Cluster) -> None:
+def test_old_engines_stay_until_the_group_is_ready_when_nodes_grow(cluster: Cluster) -> None:
     cluster.apply("grow", unified={"replicas": 1, "engine": CPU})
     wait(lambda: cluster.ready("grow").get("status") == "True")
     (old,) = cluster.children("grow", "pods")

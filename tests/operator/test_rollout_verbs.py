@@ -41,7 +41,7 @@ def image(cluster: Cluster, name: str) -> str:
     return str(found["spec"].get("image"))
 
 
-def test_a_rollout_is_followed_undone_restarted_and_paused(cluster: Cluster, tool: Tool) -> None:
+def test_rollout_verbs_follow_undo_restart_and_pause(cluster: Cluster, tool: Tool) -> None:
     cluster.apply("verbs", image="engine:1")
     assert "2 of 2 engines are ready" in tool("rollout", "status", "verbs", "--timeout=60")
     first = cluster.status("verbs")["revision"]
@@ -84,7 +84,7 @@ def test_a_rollout_is_followed_undone_restarted_and_paused(cluster: Cluster, too
     assert "engine:3" in json.dumps(cluster.children("verbs", "deployments"))
 
 
-def test_status_and_why_say_what_is_wrong(cluster: Cluster, tool: Tool) -> None:
+def test_status_and_why_print_the_reason_when_a_service_fails(cluster: Cluster, tool: Tool) -> None:
     cluster.apply("ill", image="engine:broken")
     wait(lambda: cluster.ready("ill").get("reason") == "ImagePullFailed")
     table = tool("status", "ill", code=1)

@@ -38,7 +38,7 @@ def condition(cluster: Cluster, name: str, kind: str) -> dict[str, Any]:  # noqa
     return next((dict(c) for c in cluster.status(name).get("conditions", ()) if c["type"] == kind), {})
 
 
-def test_a_moments_unreadiness_in_a_stuck_rollout_costs_nothing(cluster: Cluster) -> None:  # noqa: F811
+def test_old_engines_stay_when_they_are_briefly_unready_in_a_stuck_rollout(cluster: Cluster) -> None:  # noqa: F811
     cluster.apply("blip", image="engine:1")
     wait(lambda: has_worked(cluster, "blip"))
     old = cluster.children("blip", "pods")
@@ -59,7 +59,7 @@ def test_a_moments_unreadiness_in_a_stuck_rollout_costs_nothing(cluster: Cluster
     wait(lambda: {pod["metadata"]["uid"] for pod in cluster.children("blip", "pods")} == uids)  # the broken one may end
 
 
-def test_a_full_cluster_rolls_by_stopping_one_engine_first(cluster: Cluster) -> None:  # noqa: F811
+def test_an_engine_is_stopped_first_when_the_cluster_has_no_free_gpu(cluster: Cluster) -> None:  # noqa: F811
     gpus = {"replicas": 2, "parallelism": {"tensor": 4}}  # four GPUs each, all that the node has
     cluster.apply("full", image="gpu-engine:1", unified=gpus)
     wait(lambda: cluster.ready("full").get("status") == "True")
@@ -78,7 +78,7 @@ def test_a_full_cluster_rolls_by_stopping_one_engine_first(cluster: Cluster) -> 
     wait(lambda: not cluster.children("full", "pods"))
 
 
-def test_a_full_cluster_does_not_roll_where_none_may_be_missing(cluster: Cluster) -> None:  # noqa: F811
+def test_no_rollout_happens_when_the_cluster_is_full_and_max_unavailable_is_zero(cluster: Cluster) -> None:  # noqa: F811
     gpus = {"replicas": 4, "parallelism": {"tensor": 2}}
     strict = {**QUICK, "maxUnavailable": 0, "progressDeadlineSeconds": 10}
     cluster.apply("strict", image="gpu-engine:1", unified=gpus, rollout=strict)
@@ -94,7 +94,7 @@ def test_a_full_cluster_does_not_roll_where_none_may_be_missing(cluster: Cluster
     assert cluster.plane.kubectl("delete", "infsvc", "strict").returncode == 0
 
 
-def test_an_engine_that_was_ready_for_one_look_is_no_successor(cluster: Cluster) -> None:  # noqa: F811
+def test_old_engines_stay_when_a_new_one_was_ready_only_briefly(cluster: Cluster) -> None:  # noqa: F811
     cluster.apply("look", image="engine:1", rollout={"minReadySeconds": 600})
     wait(lambda: cluster.ready("look").get("status") == "True")
     cluster.apply("look", image="engine:2", rollout={"minReadySeconds": 600})

@@ -32,7 +32,7 @@ def manifest_without_replicas(name: str) -> dict[str, Any]:
     return manifest
 
 
-def test_kubectl_scale(cluster: Cluster) -> None:
+def test_kubectl_scale_changes_the_replicas(cluster: Cluster) -> None:
     cluster.apply("byhand", unified={"replicas": 1})
     wait(lambda: ready_engines(cluster, "byhand") == 1)
     scaled = cluster.plane.kubectl("scale", "infsvc/byhand", "--replicas=3")
@@ -57,7 +57,7 @@ def test_replicas_stay_when_a_manifest_leaves_them_out(cluster: Cluster) -> None
     assert replicas(cluster, "gitops") == 2
 
 
-def test_an_inference_scaler_sets_the_number_of_its_role(cluster: Cluster) -> None:
+def test_an_inference_scaler_sets_the_replicas_of_its_role(cluster: Cluster) -> None:
     cluster.apply("byrole", unified={"replicas": 2})
     wait(lambda: ready_engines(cluster, "byrole") == 2)
     spec = {"service": "byrole", "role": "unified"}
@@ -79,7 +79,7 @@ def test_an_inference_scaler_sets_the_number_of_its_role(cluster: Cluster) -> No
     wait(lambda: ready_engines(cluster, "byrole") == 2)
 
 
-def test_the_examples_autoscaler_is_taken(cluster: Cluster) -> None:
+def test_the_api_server_accepts_the_examples_autoscaler(cluster: Cluster) -> None:
     applied = cluster.plane.kubectl("apply", "--server-side", "--dry-run=server", "-f", str(EXAMPLES / "hpa.yaml"))
     assert applied.returncode == 0, applied.stderr
 
@@ -108,7 +108,7 @@ def waiting(cluster: Cluster, tmp_path: Path) -> Iterator[dict[str, float]]:
 
 
 @pytest.mark.timeout(240)
-def test_the_examples_autoscaler_follows_the_engines_queues(cluster: Cluster, waiting: dict[str, float]) -> None:
+def test_the_examples_autoscaler_scales_up_when_queues_grow(cluster: Cluster, waiting: dict[str, float]) -> None:
     """From two to three: the example lets their number double once a minute."""
     cluster.apply("demo", unified={"replicas": 2})
     wait(lambda: ready_engines(cluster, "demo") == 2)

@@ -53,7 +53,7 @@ OLD_AND_NEW = (("old", 2, 2), ("new", 1, 0))
         ((("new", 0, 0),), 0, ("True", "ScaledToZero"), ("False", "NoneAvailable"), ("False", "Complete")),
     ],
 )
-def test_table(seen: Any, replicas: int, ready: Any, available: Any, progressing: Any) -> None:
+def test_conditions_by_observed_engines(seen: Any, replicas: int, ready: Any, available: Any, progressing: Any) -> None:
     value = status(*seen, replicas=replicas)
     expected = {"Ready": ready, "Available": available, "Progressing": progressing}
     if progressing[0] == "True":
@@ -72,7 +72,7 @@ def test_table(seen: Any, replicas: int, ready: Any, available: Any, progressing
         (OLD_AND_NEW, 2, "0 of 2 engines are ready; 2 of older revisions still answer"),
     ],
 )
-def test_messages_never_count_more_ready_engines_than_desired(seen: Any, replicas: int, message: str) -> None:
+def test_status_messages_never_count_more_ready_engines_than_desired(seen: Any, replicas: int, message: str) -> None:
     assert status(*seen, replicas=replicas)["conditions"][0]["message"] == message
 
 
@@ -86,7 +86,7 @@ def test_the_reason_differs_when_an_engine_was_lost_or_never_started() -> None:
     assert conditions(status(("new", 2, 1), previous=edited))["Ready"] == ("False", "Starting")
 
 
-def test_failures_are_quoted_and_the_first_is_the_reason() -> None:
+def test_status_quotes_failures_and_takes_the_first_as_reason() -> None:
     failures = (
         Failure("ImagePullFailed", "pod-1: ImagePullBackOff: no such image"),
         Failure("Unschedulable", "pod-2: no GPU"),
@@ -97,14 +97,14 @@ def test_failures_are_quoted_and_the_first_is_the_reason() -> None:
     assert message == "0 of 2 engines are ready; pod-1: ImagePullBackOff: no such image; pod-2: no GPU"
 
 
-def test_a_failing_edit_says_that_older_engines_still_answer() -> None:
+def test_status_says_that_older_engines_answer_when_an_edit_fails() -> None:
     value = status(("old", 2, 2), ("new", 1, 0), failures=(Failure("EngineCrashing", "pod-1: the engine ended"),))
     assert value["readyReplicas"] == 2
     message = value["conditions"][0]["message"]
     assert message == "0 of 2 engines are ready, 2 of older revisions still answer; pod-1: the engine ended"
 
 
-def test_a_failure_that_stands_is_not_progress_and_stalls() -> None:
+def test_status_is_stalled_when_a_failure_is_permanent() -> None:
     value = status(("new", 2, 2), failure=PermanentFailure("Refused", "Deployment x: no"))
     assert conditions(value)["Ready"] == conditions(value)["Progressing"] == ("False", "Refused")
     assert conditions(value)["Stalled"] == ("True", "Refused")
@@ -112,7 +112,7 @@ def test_a_failure_that_stands_is_not_progress_and_stalls() -> None:
     assert "Reconciling" not in conditions(value)
 
 
-def test_transition_times_change_on_a_flip_only() -> None:
+def test_transition_times_change_only_when_a_condition_flips() -> None:
     before = status(("new", 2, 1))
     after = status(("new", 2, 2), previous=before, now=LATER)
     times = {c["type"]: c["lastTransitionTime"] for c in after["conditions"]}
@@ -124,7 +124,7 @@ def test_transition_times_change_on_a_flip_only() -> None:
     assert status(("new", 2, 2), previous=after, now=datetime(2027, 1, 1, tzinfo=UTC)) == after
 
 
-def test_an_invalid_spec_keeps_what_is_known_of_the_engines() -> None:
+def test_status_keeps_engine_counts_when_the_spec_is_invalid() -> None:
     before = status(("new", 2, 2))
     after = invalid_status(4, "spec.x: there is no such field", previous=before, now=LATER)
     assert conditions(after)["Ready"] == conditions(after)["Progressing"] == ("False", "InvalidSpec")
@@ -135,7 +135,7 @@ def test_an_invalid_spec_keeps_what_is_known_of_the_engines() -> None:
     InferenceServiceStatus.model_validate(after)
 
 
-def test_reasons_are_a_closed_set() -> None:
+def test_status_reasons_are_a_closed_set() -> None:
     seen = {c["reason"] for value in (status(), status(("new", 2, 2))) for c in value["conditions"]}
     assert seen <= REASONS
     assert all(reason.isidentifier() for reason in REASONS)
@@ -247,7 +247,7 @@ def pair_status(*seen: tuple[str, str, int, int], failures: tuple[Failure, ...] 
         ),
     ],
 )
-def test_roles_are_counted_apart(seen: Any, ready: Any, available: Any, message: str) -> None:
+def test_status_counts_roles_separately(seen: Any, ready: Any, available: Any, message: str) -> None:
     value = pair_status(*seen)
     reported = conditions(value)
     assert (reported["Ready"], reported["Available"]) == (ready, available)
@@ -255,7 +255,7 @@ def test_roles_are_counted_apart(seen: Any, ready: Any, available: Any, message:
 
 
 @pytest.mark.usefixtures("everything_works")
-def test_columns_of_roles() -> None:
+def test_status_has_a_column_for_each_role() -> None:
     value = pair_status(("prefill", "new", 1, 1), ("decode", "new", 2, 1), ("decode", "old", 1, 1))
     assert value["roles"] == [
         {"name": "prefill", "replicas": 1, "readyReplicas": 1, "ready": "1/1", "gpus": 0},
@@ -266,7 +266,7 @@ def test_columns_of_roles() -> None:
 
 
 @pytest.mark.usefixtures("everything_works")
-def test_a_failure_says_whose_it_is() -> None:
+def test_a_failure_message_names_its_role_and_pod() -> None:
     failure = Failure(Reason.ENGINE_CRASHING, "pair-prefill-abc-1: the engine ended with exit code 1: no NIXL")
     value = pair_status(("prefill", "new", 1, 0), ("decode", "new", 2, 2), failures=(failure,))
     assert value["conditions"][0]["message"] == (

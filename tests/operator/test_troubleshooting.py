@@ -11,12 +11,12 @@ FIRST_CELLS = "\n".join(line.split("|")[1] for line in PAGE.splitlines() if line
 NAMED = set(re.findall(r"`([A-Za-z]+)`", FIRST_CELLS))
 
 
-def test_every_reason_and_condition_is_explained() -> None:
+def test_troubleshooting_explains_every_reason_and_condition() -> None:
     conditions = set(get_args(Condition.model_fields["type"].annotation))
     assert len(REASONS) > 20
     assert sorted((REASONS | conditions) - NAMED) == []
 
 
-def test_nothing_is_explained_that_does_not_exist() -> None:
+def test_troubleshooting_explains_no_unknown_reason() -> None:
     conditions = set(get_args(Condition.model_fields["type"].annotation))
     assert sorted(NAMED - REASONS - conditions) == []

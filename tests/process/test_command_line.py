@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
         ("--max-quue", "1", "unrecognized arguments: --max-quue=1: did you mean --max-queue?"),
     ],
 )
-def test_wrong_values_and_flags_are_named(
+def test_the_error_names_a_flag_when_it_or_its_value_is_wrong(
     flag: str, text: str, complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -32,7 +32,7 @@ def test_wrong_values_and_flags_are_named(
     assert complaint in capsys.readouterr().err
 
 
-def test_values_in_their_range_are_read() -> None:
+def test_flag_values_in_their_range_are_parsed() -> None:
     options = parse_flags(parser(), ["--max-queue", "10", "--idle-timeout", "0.5"])
     assert (options.max_queue, options.idle_timeout) == (10, 0.5)
     assert guess("--nothing-like-it", parser()) == ": --help lists all flags"

@@ -72,5 +72,5 @@ def test_nobody_gets_in_when_no_authenticator_runs() -> None:
     assert not handshake(SECRET, with_secret(SECRET), authenticated=False)
 
 
-def test_a_client_with_keys_talks_to_no_server_without() -> None:
+def test_a_curve_client_does_not_talk_to_a_server_without_keys() -> None:
     assert not handshake(None, with_secret(SECRET))

@@ -82,7 +82,7 @@ def test_commands_that_need_no_extra_work_when_there_is_none(tmp_path: Path, arg
     assert done.returncode == 0, done.stderr
 
 
-def test_nothing_names_the_distribution_of_another_project() -> None:
+def test_nothing_names_another_projects_distribution() -> None:
     """On PyPI mini-infer is somebody else's program."""
     files = [
         path

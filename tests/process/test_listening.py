@@ -33,7 +33,7 @@ def reaches(host: str, port: int) -> bool:
         ("localhost", True, False),
     ],
 )
-def test_a_socket_serves_the_families_of_its_host(host: str, by_ipv4: bool, by_ipv6: bool) -> None:
+def test_a_socket_serves_the_address_families_of_its_host(host: str, by_ipv4: bool, by_ipv6: bool) -> None:
     with bound_socket(host, 0) as bound:
         bound.listen()
         port = bound.getsockname()[1]
@@ -74,7 +74,7 @@ def test_both_families_are_served_when_the_system_binds_ipv6_sockets_to_ipv6_alo
 
 
 @pytest.mark.parametrize(("host", "error"), [("no.such.invalid", socket.gaierror), ("192.0.2.1", OSError)])
-def test_an_address_of_others_is_refused(host: str, error: type[OSError]) -> None:
+def test_binding_is_refused_when_the_address_is_not_local(host: str, error: type[OSError]) -> None:
     with pytest.raises(error):
         bound_socket(host, 0)
 
@@ -88,5 +88,5 @@ def test_an_address_of_others_is_refused(host: str, error: type[OSError]) -> Non
         ("leader.group.ns", "tcp://leader.group.ns:5557"),
     ],
 )
-def test_an_ipv6_address_has_brackets_in_a_zmq_address(host: str, address: str) -> None:
+def test_zmq_addresses_have_brackets_when_they_are_ipv6(host: str, address: str) -> None:
     assert tcp_address(host, 5557) == address

@@ -16,7 +16,7 @@ def line(record: logging.LogRecord) -> dict[str, object]:
     return parsed
 
 
-def test_a_line_is_one_object_with_the_fields_apart() -> None:
+def test_a_json_log_line_is_one_object_with_fields() -> None:
     record = logging.makeLogRecord(
         {"name": "a.b", "levelname": "INFO", "msg": 'said %s\n"é"', "args": ("x",), "created": 0.5, "msecs": 500.0}
         | with_fields(status=200, left_out=None, what=object)
@@ -32,7 +32,7 @@ def test_a_line_is_one_object_with_the_fields_apart() -> None:
     }
 
 
-def test_an_exception_is_in_its_line() -> None:
+def test_a_json_log_line_contains_its_exception() -> None:
     try:
         raise ValueError("no")
     except ValueError:
@@ -40,7 +40,7 @@ def test_an_exception_is_in_its_line() -> None:
     assert "ValueError: no" in str(line(record)["exception"])
 
 
-def test_times_of_text_lines_are_the_librarys() -> None:
+def test_text_log_times_equal_the_logging_modules() -> None:
     form = "%(asctime)s %(message)s"
     ours, theirs = TextFormatter(form), logging.Formatter(form)
     for created, msecs in ((0.5, 500.0), (0.999, 999.0), (1.0, 0.0), (1_700_000_000.25, 250.0), (2.5, 500.0)):
@@ -48,7 +48,7 @@ def test_times_of_text_lines_are_the_librarys() -> None:
         assert ours.format(record) == theirs.format(record)
 
 
-def test_lines_of_one_of_several_engines_have_its_number() -> None:
+def test_log_lines_have_the_engines_number_when_there_are_several() -> None:
     record = logging.makeLogRecord({"name": "a.b", "levelname": "INFO", "msg": "said"})
     assert json.loads(JsonFormatter(3).format(record))["engine"] == 3
     assert "engine" not in line(record)
@@ -67,7 +67,7 @@ gone_wrong()
 
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGBUS", "SIGABRT"])
-def test_a_process_that_a_signal_ends_shows_its_stack(name: str) -> None:
+def test_a_process_prints_its_stack_when_a_signal_ends_it(name: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", _CRASH.format(name=name)], capture_output=True, text=True, check=False
     )

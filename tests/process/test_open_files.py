@@ -15,9 +15,7 @@ print(raise_open_file_limit({desired}), *resource.getrlimit(resource.RLIMIT_NOFI
     ("soft", "hard", "desired", "in_force"),
     [(100, 900, 500, 500), (100, 900, 5000, 900), (600, 900, 500, 600), (900, 900, 5000, 900)],
 )
-def test_the_limit_is_raised_as_far_as_it_may_be_and_never_lowered(
-    soft: int, hard: int, desired: int, in_force: int
-) -> None:
+def test_the_open_files_limit_is_raised_and_never_lowered(soft: int, hard: int, desired: int, in_force: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CODE.format(desired=desired)],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),

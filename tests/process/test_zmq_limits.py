@@ -27,7 +27,7 @@ HUGE = 500_000_000
     ],
     ids=lambda value: value.socket if isinstance(value, SocketLimits) else "",
 )
-def test_a_huge_frame_ends_its_connection_and_takes_no_memory(limits: SocketLimits, kind: int, sends: int) -> None:
+def test_a_zmq_connection_ends_when_a_frame_is_huge(limits: SocketLimits, kind: int, sends: int) -> None:
     with zmq.Context() as context, zmq.Context() as elsewhere:
         socket = context.socket(kind)
         limits.apply(socket)
@@ -69,7 +69,7 @@ def _first_message(subscriber: "zmq.Socket[bytes]", publisher: "zmq.Socket[bytes
     pytest.fail("the subscription has not arrived")
 
 
-def test_every_socket_that_is_made_applies_a_row_of_the_table() -> None:
+def test_every_zmq_socket_applies_its_limits() -> None:
     made = re.compile(r"\.socket\(\s*(zmq\.[A-Z]+|kind)")
     without = []
     for part in PARTS:

@@ -17,17 +17,17 @@ def render(source: str, messages: list[dict[str, Any]], **options: Any) -> str:
     return ChatTemplate(source).render(messages, {"bos_token": "<s>"}, **flags)
 
 
-def test_blocks_are_trimmed_and_loops_have_controls() -> None:
+def test_chat_templates_trim_blocks_and_have_loop_controls() -> None:
     source = "{% for m in messages %}\n  {% if loop.first %}{% continue %}{% endif %}\n[{{ m.role }}]\n{% endfor %}\n"
     assert render(source, [USER, DRAFT]) == "[assistant]\n"
 
 
-def test_tojson_is_plain_and_takes_options() -> None:
+def test_tojson_does_not_escape_and_takes_options() -> None:
     source = "{{ {'b': '<é>', 'a': 1} | tojson }}{{ {'b': 1, 'a': 2} | tojson(separators=(',', ':'), sort_keys=True) }}"
     assert render(source, [USER]) == '{"b": "<é>", "a": 1}{"a":2,"b":1}'
 
 
-def test_a_generation_block_shows_its_body_in_its_own_scope() -> None:
+def test_a_generation_block_renders_its_body_in_its_own_scope() -> None:
     source = "{% set x = 'a' %}{% generation %}{% set x = 'b' %}{{ x }}{% endgeneration %}{{ x }}"
     assert render(source, [USER]) == "ba"
 
@@ -44,7 +44,7 @@ def test_a_generation_block_shows_its_body_in_its_own_scope() -> None:
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
     ],
 )
-def test_whatever_goes_wrong_in_a_template_is_a_400_with_its_words(source: str, words: str) -> None:
+def test_a_request_gets_400_when_its_chat_template_fails(source: str, words: str) -> None:
     with pytest.raises(ApiError, match=words) as raised:
         render(source, [USER])
     assert (raised.value.status, raised.value.param, raised.value.code) == (400, "messages", "chat_template_error")
@@ -57,7 +57,7 @@ def test_the_line_is_named_when_a_template_is_broken() -> None:
         ChatTemplate("{{ messages | nothing }}")
 
 
-def test_continuing_leaves_the_last_message_open() -> None:
+def test_the_last_message_is_left_open_when_it_is_continued() -> None:
     continued = {"continue_final_message": True}
     closed = render(CHATML, [USER, DRAFT])
     assert render(CHATML, [USER, DRAFT], **continued) == closed.removesuffix("<|im_end|>\n")
@@ -78,13 +78,15 @@ def test_continuing_leaves_the_last_message_open() -> None:
         (CHATML, {"role": "assistant", "content": None}, {}, "no text to continue"),
     ],
 )
-def test_what_cannot_be_continued(source: str, last: dict[str, Any], flags: dict[str, bool], words: str) -> None:
+def test_continue_final_message_is_refused_when_it_cannot_apply(
+    source: str, last: dict[str, Any], flags: dict[str, bool], words: str
+) -> None:
     with pytest.raises(ApiError, match=words) as raised:
         render(source, [USER, last], continue_final_message=True, **flags)
     assert (raised.value.status, raised.value.param) == (400, "continue_final_message")
 
 
-def test_what_a_template_wants_is_found_out() -> None:
+def test_the_content_form_of_a_chat_template_is_detected() -> None:
     part = "{{ p['text'] if p['type'] == 'text' }}"
     parts = f"{{% for m in messages %}}{{% for p in m['content'] %}}{part}{{% endfor %}}{{% endfor %}}"
     assert ChatTemplate(parts).uses_content_parts
@@ -94,7 +96,7 @@ def test_what_a_template_wants_is_found_out() -> None:
     assert not ChatTemplate(CHATML).knows_developer_role
 
 
-def test_threads_share_a_template() -> None:
+def test_threads_can_share_a_chat_template() -> None:
     template = ChatTemplate(CHATML)
     wrong: list[int] = []
 
@@ -114,7 +116,7 @@ def test_threads_share_a_template() -> None:
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_fields_of_dicts_are_read_as_jinja_reads_them() -> None:
+def test_dict_fields_are_read_as_by_jinja() -> None:
     """Methods come before keys of the same name, and what is private stays so."""
     message = {"role": "user", "content": "hi", "items": "an item", "__class__": "a key"}
     source = "{{ m.role }} {{ m.items is callable }} {{ m.missing is defined }} {{ m['items'] }} {{ m.__class__ }}"

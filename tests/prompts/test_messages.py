@@ -28,11 +28,11 @@ def call(arguments: Any) -> dict[str, Any]:
         ([{"type": "refusal", "refusal": "no"}], "no"),
     ],
 )
-def test_content_has_one_form(content: Any, text: str) -> None:
+def test_message_content_is_normalised_to_one_form(content: Any, text: str) -> None:
     assert template_messages([{"role": "user", "content": content}]) == [{"role": "user", "content": text}]
 
 
-def test_templates_that_want_parts_get_parts_except_for_tool_results() -> None:
+def test_templates_with_content_parts_get_parts_except_for_tool_results() -> None:
     messages = [USER, {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "42"}]}]
     assert template_messages(messages, content_parts=True) == [
         {"role": "user", "content": [{"type": "text", "text": "hi"}]},
@@ -40,7 +40,7 @@ def test_templates_that_want_parts_get_parts_except_for_tool_results() -> None:
     ]
 
 
-def test_an_answer_echoed_by_openais_client_is_taken_as_it_is() -> None:
+def test_an_assistant_message_of_openais_client_is_accepted_unchanged() -> None:
     echoed = {"role": "assistant", "content": None, "refusal": None, "audio": None, "tool_calls": [call('{"a": 1}')]}
     assert template_messages([echoed]) == [{"role": "assistant", "content": "", "tool_calls": [call({"a": 1})]}]
     plain = {"role": "assistant", "content": "hi", "tool_calls": [], "function_call": None}
@@ -128,7 +128,7 @@ def test_reasoning_is_found_under_both_names(name: str) -> None:
     assert message == {"role": "assistant", "content": "b", "reasoning": "a", "reasoning_content": "a"}
 
 
-def test_developer_messages_become_one_system_message_where_the_template_knows_none() -> None:
+def test_developer_messages_become_a_system_message_when_the_template_lacks_the_role() -> None:
     developer = {"role": "developer", "content": "be brief"}
     messages = [{"role": "system", "content": "be kind"}, USER, developer, {"role": "developer", "content": ""}]
     assert template_messages(messages) == [{"role": "system", "content": "be kind\n\nbe brief"}, USER]
@@ -165,7 +165,7 @@ def test_developer_messages_become_one_system_message_where_the_template_knows_n
         ([{"role": "assistant", "content": "", "reasoning": 1}], "messages[0].reasoning"),
     ],
 )
-def test_wrong_types_are_refused_by_name(messages: Any, param: str) -> None:
+def test_messages_are_refused_by_name_when_their_types_are_wrong(messages: Any, param: str) -> None:
     with pytest.raises(ApiError) as raised:
         template_messages(messages)
     assert (raised.value.status, raised.value.param) == (400, param)
@@ -185,7 +185,7 @@ def test_tools() -> None:
 
 @quick
 @given(conversations)
-def test_messages_in_template_form_stay_as_they_are(messages: list[dict[str, Any]]) -> None:
+def test_messages_in_template_form_are_unchanged(messages: list[dict[str, Any]]) -> None:
     for message in template_messages(messages, developer_role=True):
         message.pop("reasoning", None)  # the one field that is added
         assert message in messages
@@ -196,7 +196,7 @@ def test_messages_in_template_form_stay_as_they_are(messages: list[dict[str, Any
     st.lists(st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "reasoning", "name"]), json_values))
     | json_values
 )
-def test_any_json_is_taken_or_refused(messages: Any) -> None:
+def test_any_json_as_messages_is_accepted_or_refused(messages: Any) -> None:
     try:
         normal = template_messages(messages)
     except ApiError as error:

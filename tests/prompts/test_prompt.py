@@ -41,7 +41,7 @@ def text_of(encoder: PromptEncoder, **body: Any) -> str:
 
 
 class TestAssets:
-    def test_they_travel_as_json_and_are_named_by_their_content(self, tmp_path: Path) -> None:
+    def test_prompt_assets_survive_json_and_are_identified_by_content(self, tmp_path: Path) -> None:
         folder = write_folder(tmp_path / "a", TOKENIZERS["byte_level"](), chat_template=CHATML)
         (folder / "additional_chat_templates").mkdir()
         (folder / "additional_chat_templates" / "tool_use.jinja").write_text(RAG)
@@ -61,7 +61,7 @@ class TestAssets:
             changed = assets.files | {name: assets.files[name] + " "}
             assert PromptAssets.from_files(changed).revision != assets.revision
 
-    def test_a_folder_without_a_tokenizer_says_what_to_do(self, tmp_path: Path) -> None:
+    def test_the_error_has_a_remedy_when_a_folder_has_no_tokenizer(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"no tokenizer\.json.*save_pretrained"):
             PromptAssets.from_directory(tmp_path)
 
@@ -70,7 +70,7 @@ class TestNamedTemplates:
     templates = {"default": "D{{ messages[0].content }}", "tool_use": "T{{ messages[0].content }}"}  # noqa: RUF012
 
     @pytest.mark.parametrize("form", ["list", "dict", "files"])
-    def test_the_one_for_tools_is_used_with_tools(self, tmp_path: Path, form: str) -> None:
+    def test_the_tool_template_is_used_when_tools_are_given(self, tmp_path: Path, form: str) -> None:
         in_config: Any = self.templates
         if form == "list":
             in_config = [{"name": name, "template": template} for name, template in self.templates.items()]
@@ -91,20 +91,20 @@ class TestNamedTemplates:
             chat_prompt_ids(encoder, {"messages": [USER]})
         assert raised.value.status == 400
 
-    def test_a_model_without_a_template_says_where_to_go(self, tmp_path: Path) -> None:
+    def test_a_chat_gets_400_naming_completions_when_the_model_has_no_template(self, tmp_path: Path) -> None:
         with pytest.raises(ApiError, match="/v1/completions") as raised:
             chat_prompt_ids(make(tmp_path, None), {"messages": [USER]})
         assert (raised.value.status, raised.value.code) == (400, "no_chat_template")
 
 
 class TestChat:
-    def test_defaults_are_vllms(self, qwen: PromptEncoder) -> None:
+    def test_prompt_defaults_equal_vllms(self, qwen: PromptEncoder) -> None:
         assert text_of(qwen) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"  # no BOS: the template's work
         assert text_of(qwen, add_special_tokens=True).startswith("<s><|im_start|>user")
         assert text_of(qwen, add_generation_prompt=False).endswith("hi<|im_end|>\n")
         assert text_of(qwen, add_generation_prompt=None, tools=None, chat_template_kwargs=None) == text_of(qwen)
 
-    def test_thinking_is_switched_by_either_field(self, qwen: PromptEncoder) -> None:
+    def test_thinking_is_switched_by_template_kwargs_or_reasoning_effort(self, qwen: PromptEncoder) -> None:
         off = text_of(qwen, chat_template_kwargs={"enable_thinking": False})
         assert off.endswith("<think>\n\n</think>\n\n")
         assert text_of(qwen, reasoning_effort="none") == off
@@ -121,7 +121,7 @@ class TestChat:
         flags = {"add_generation_prompt": False, "continue_final_message": True}
         assert text_of(rag, messages=[USER, draft], **flags) == "USER> hi\nASSISTANT> Once"
 
-    def test_clients_messages_are_brought_into_form(self, qwen: PromptEncoder) -> None:
+    def test_client_messages_are_normalised_before_rendering(self, qwen: PromptEncoder) -> None:
         parts = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
         assert text_of(qwen, messages=[parts]) == text_of(qwen)
         developer, system = ({"role": role, "content": "brief"} for role in ("developer", "system"))
@@ -145,7 +145,9 @@ class TestChat:
             ({"messages": [{"role": "user", "content": "half \ud800"}]}, None),
         ],
     )
-    def test_bad_fields_are_named(self, qwen: PromptEncoder, body: dict[str, Any], param: str | None) -> None:
+    def test_the_error_names_a_prompt_field_when_it_is_invalid(
+        self, qwen: PromptEncoder, body: dict[str, Any], param: str | None
+    ) -> None:
         if body == {"chat_template_kwargs": []}:
             assert text_of(qwen, **body) == text_of(qwen)
             return
@@ -153,7 +155,7 @@ class TestChat:
             text_of(qwen, **body)
         assert (raised.value.status, raised.value.param) == (400, param)
 
-    def test_a_template_that_shows_nothing_makes_no_prompt(self, tmp_path: Path) -> None:
+    def test_a_chat_is_refused_when_its_template_renders_nothing(self, tmp_path: Path) -> None:
         with pytest.raises(ApiError, match="empty prompt"):
             chat_prompt_ids(make(tmp_path, "{# nothing #}"), {"messages": [USER]})
 
@@ -164,7 +166,7 @@ class TestChat:
             json_values | st.lists(st.just(USER) | json_values),
         )
     )
-    def test_any_json_is_served_or_refused(self, qwen: PromptEncoder, body: dict[str, Any]) -> None:
+    def test_any_json_body_is_served_or_refused(self, qwen: PromptEncoder, body: dict[str, Any]) -> None:
         try:
             ids = chat_prompt_ids(qwen, body)
         except ApiError as error:
@@ -176,7 +178,7 @@ class TestChat:
 
 
 class TestCompletions:
-    def test_text_gets_special_tokens_and_ids_pass(self, qwen: PromptEncoder) -> None:
+    def test_text_gets_special_tokens_and_token_ids_are_unchanged(self, qwen: PromptEncoder) -> None:
         bos = qwen.special_token_id("bos_token")
         plain = qwen.encode("hello", add_special_tokens=False)
         assert completion_prompt_ids(qwen, {"prompt": "hello"}) == [[bos, *plain]]
@@ -185,7 +187,7 @@ class TestCompletions:
         assert len(completion_prompt_ids(qwen, {"prompt": ["hello", "x"]})) == 2
         assert completion_prompt_ids(qwen, {"prompt": ["hello", [7, 8]]}) == [[bos, *plain], [7, 8]]
 
-    def test_ids_need_no_tokenizer(self) -> None:
+    def test_token_id_prompts_need_no_tokenizer(self) -> None:
         assert completion_prompt_ids(None, {"prompt": [1, 2, 3]}) == [[1, 2, 3]]
         assert completion_prompt_ids(None, {"prompt": [[1, 2], [3]]}) == [[1, 2], [3]]
         with pytest.raises(ApiError, match="no tokenizer"):
@@ -208,18 +210,18 @@ class TestCompletions:
             (["a", None], "prompt[1]"),
         ],
     )
-    def test_bad_prompts_are_named(self, qwen: PromptEncoder, prompt: Any, param: str) -> None:
+    def test_the_error_names_a_prompt_when_it_is_invalid(self, qwen: PromptEncoder, prompt: Any, param: str) -> None:
         with pytest.raises(ApiError) as raised:
             completion_prompt_ids(qwen, {"prompt": prompt})
         assert (raised.value.status, raised.value.param) == (400, param)
 
-    def test_an_empty_text_needs_a_bos(self, qwen: PromptEncoder) -> None:
+    def test_an_empty_prompt_is_refused_when_there_is_no_bos(self, qwen: PromptEncoder) -> None:
         assert completion_prompt_ids(qwen, {"prompt": ""}) == [[qwen.special_token_id("bos_token")]]
         with pytest.raises(ApiError, match="prompt is empty"):
             completion_prompt_ids(qwen, {"prompt": "", "add_special_tokens": False})
 
 
-def test_a_growing_chat_is_tokenised_only_at_its_end(qwen: PromptEncoder) -> None:
+def test_only_the_new_end_of_a_growing_chat_is_tokenised(qwen: PromptEncoder) -> None:
     messages: list[dict[str, Any]] = []
     costs = []
     for turn in range(20):

@@ -36,7 +36,7 @@ def both(tokenizer: str, style: str) -> tuple[Any, PromptEncoder]:
         {}, optional={"enable_thinking": st.booleans(), "documents": conversations.documents, "date_string": st.text()}
     ),
 )
-def test_chats(
+def test_chat_prompts_equal_transformers(
     tokenizer: str, style: str, messages: list[dict[str, Any]], tools: Any, ending: str, kwargs: dict[str, Any]
 ) -> None:
     reference, encoder = both(tokenizer, style)
@@ -57,7 +57,7 @@ def test_chats(
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @settings(max_examples=80, deadline=None)
 @given(text=conversations.texts, add_special_tokens=st.booleans())
-def test_texts(tokenizer: str, text: str, add_special_tokens: bool) -> None:
+def test_text_prompts_equal_transformers(tokenizer: str, text: str, add_special_tokens: bool) -> None:
     reference, encoder = both(tokenizer, "chatml")
     assert encoder.segments.splits == (tokenizer in SPLITTING)
     ids = reference(text, add_special_tokens=add_special_tokens)["input_ids"]

@@ -21,7 +21,7 @@ def chat(turns: int) -> str:
     return "".join(f"<|im_start|>user\nquestion {turn}, quite long {'x' * 200}<|im_end|>\n" for turn in range(turns))
 
 
-def test_a_growing_chat_encodes_only_what_is_new() -> None:
+def test_segments_encode_only_new_text_of_a_growing_chat() -> None:
     encoder = SegmentEncoder(TOKENIZERS["byte_level"]())
     encoder.encode(chat(20))
     before = encoder.encoded_characters
@@ -32,7 +32,7 @@ def test_a_growing_chat_encodes_only_what_is_new() -> None:
     assert encoder.encoded_characters - before == len("user\nquestion 20, quite long ") + 200
 
 
-def test_the_cache_is_bounded_and_forgets_the_least_recently_used() -> None:
+def test_the_segment_cache_is_bounded_and_evicts_least_recently_used() -> None:
     encoder = SegmentEncoder(TOKENIZERS["byte_level"](), max_cached_bytes=1050)
     for text in ("a" * 10, "b" * 10, "c" * 10, "a" * 10, "d" * 10, "a" * 10):
         encoder.encode(text)
@@ -48,7 +48,7 @@ def test_the_cache_is_bounded_and_forgets_the_least_recently_used() -> None:
 
 @quick
 @given(st.lists(conversations.texts, min_size=1, max_size=4), st.integers(0, 1500), st.sampled_from(sorted(TOKENIZERS)))
-def test_pieces_give_the_ids_of_the_whole(texts: list[str], cached_bytes: int, name: str) -> None:
+def test_segmented_encoding_equals_the_whole(texts: list[str], cached_bytes: int, name: str) -> None:
     tokenizer = _tokenizers[name]
     encoder = SegmentEncoder(tokenizer, cached_bytes)
     for end in range(1, len(texts) + 1):
@@ -58,7 +58,7 @@ def test_pieces_give_the_ids_of_the_whole(texts: list[str], cached_bytes: int, n
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(NASTY | st.sampled_from(["<s>", "</s>", "<s", "<s>x"]), max_size=6).map("".join), st.integers(1, 8))
-def test_slices_and_windows_give_the_ids_of_the_whole(text: str, size: int) -> None:
+def test_sliced_and_windowed_encoding_equals_the_whole(text: str, size: int) -> None:
     tokenizer = Tokenizer.from_str(words_tokenizer("qwen2").to_str())
     tokenizer.add_special_tokens(["<s>", "</s>", "<s>x"])
     expected = tokenizer.encode(text, add_special_tokens=False).ids
@@ -91,7 +91,7 @@ def refused(encoder: SegmentEncoder, text: str, words: str) -> bool:
     return raised.value.status == 400
 
 
-def test_what_the_tokenizer_cannot_take_is_the_requests_fault() -> None:
+def test_a_request_gets_400_when_the_tokenizer_cannot_encode_its_text() -> None:
     whole = Tokenizer(models.BPE(vocab={"a": 0, " ": 1}, merges=[]))
     assert refused(SegmentEncoder(whole), "a" * (segments.MAX_WHOLE_CHARACTERS + 1), "as one piece")
     whole.pre_tokenizer = pre_tokenizers.Split(Regex("(?:a|a)*b"), "isolated")  # the library panics after 10M tries
@@ -108,7 +108,7 @@ def plain() -> Tokenizer:
     return tokenizer
 
 
-def test_what_could_make_pieces_differ_is_encoded_whole() -> None:
+def test_text_is_encoded_whole_when_segments_could_differ() -> None:
     assert SegmentEncoder(plain()).splits
     assert not SegmentEncoder(byte_level()).splits, "no added token to split at"
     for change in (
@@ -137,7 +137,7 @@ def test_what_could_make_pieces_differ_is_encoded_whole() -> None:
 
 @quick
 @given(st.lists(st.text("ab<|.", min_size=1, max_size=4), min_size=1), st.text("ab<|.", max_size=30))
-def test_the_pattern_finds_the_leftmost_longest_word(words: list[str], text: str) -> None:
+def test_the_segment_pattern_matches_the_leftmost_longest_token(words: list[str], text: str) -> None:
     found = [match.span() for match in re.finditer(_any_of(words), text)]
     expected, at = [], 0
     while at < len(text):
@@ -149,6 +149,6 @@ def test_the_pattern_finds_the_leftmost_longest_word(words: list[str], text: str
 
 
 @pytest.mark.parametrize("text", ["", "<s>", "<s><s>", " <s> "])
-def test_edges(text: str) -> None:
+def test_edge_cases_are_encoded_as_by_the_tokenizer(text: str) -> None:
     tokenizer = plain()
     assert SegmentEncoder(tokenizer).encode(text) == tokenizer.encode(text).ids

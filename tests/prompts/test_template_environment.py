@@ -160,7 +160,7 @@ def test_a_template_is_not_rendered_in_the_server_when_its_work_is_unknown(name:
 
 
 @pytest.mark.parametrize("name", ["QWEN_THINKING", "LLAMA3", "MISTRAL_TOOLS", "CHATML", "GEMMA"])
-def test_usual_templates_are_bounded(name: str) -> None:
+def test_common_templates_are_recognised_as_bounded(name: str) -> None:
     assert is_bounded(getattr(templates, name))
 
 

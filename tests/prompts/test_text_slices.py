@@ -62,7 +62,7 @@ def ids(made: Tokenizer, text: str) -> list[int]:
 @settings(max_examples=60, deadline=None)
 @given(text=NASTY)
 @example(text="don't 12ab e\u0301 =\u0338 a=\u0338 東京。x' s 1's\n\n")
-def test_every_cut_leaves_the_ids_as_they_are(name: str, normal_form: str | None, text: str) -> None:
+def test_cutting_a_text_at_any_allowed_place_keeps_its_ids(name: str, normal_form: str | None, text: str) -> None:
     made = tokenizer(name, normal_form)
     assert can_be_cut(made)
     whole = ids(made, text)
@@ -70,7 +70,7 @@ def test_every_cut_leaves_the_ids_as_they_are(name: str, normal_form: str | None
         assert ids(made, text[: cut.start()]) + ids(made, text[cut.start() :]) == whole, text[: cut.start()]
 
 
-def test_what_could_make_parts_differ_is_not_cut() -> None:
+def test_texts_are_not_cut_when_parts_could_differ() -> None:
     assert can_be_cut(tokenizer("qwen2"))
     for change in (
         lambda t: setattr(t, "pre_tokenizer", None),
@@ -93,7 +93,7 @@ def test_what_could_make_parts_differ_is_not_cut() -> None:
 @pytest.mark.parametrize(
     "text", ["", "x", "a b " * SLICE_CHARACTERS, "word\n" * 10_000, "字字。" * 20_000, "0f" * 30_000]
 )
-def test_slices_cover_the_text_and_are_short(text: str) -> None:
+def test_text_slices_cover_the_text_and_are_short(text: str) -> None:
     ends = [0]
     while ends[-1] < len(text):
         ends.append(next_cut(text, ends[-1], len(text)))
@@ -102,7 +102,7 @@ def test_slices_cover_the_text_and_are_short(text: str) -> None:
 
 
 @pytest.mark.parametrize("run", [" ", "a", "7", "=", "\n"])
-def test_a_run_without_a_place_to_cut_is_refused_and_a_shorter_one_is_taken(run: str) -> None:
+def test_a_text_is_refused_when_a_run_without_a_cut_is_too_long(run: str) -> None:
     assert next_cut(run * MAX_RUN_CHARACTERS, 0, MAX_RUN_CHARACTERS) == MAX_RUN_CHARACTERS
     with pytest.raises(ValueError, match="spaces or line breaks"):
         next_cut(run * (MAX_RUN_CHARACTERS + 1), 0, MAX_RUN_CHARACTERS + 1)

@@ -66,7 +66,7 @@ def assert_equal(reference: Any, encoder: PromptEncoder, text: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 @quick
 @given(text=conversations.texts)
-def test_as_transformers_loads_it(case: str, tmp_path: Path, text: str) -> None:
+def test_tokenizers_equal_those_loaded_by_transformers(case: str, tmp_path: Path, text: str) -> None:
     if case not in _loaded:
         name, model_type, config = CASES[case]
         folder = write_folder(tmp_path, TOKENIZERS[name](), model_type=model_type, **config)
@@ -166,6 +166,6 @@ def test_special_tokens_map_counts_where_the_config_declares_no_tokens(tmp_path:
         ({"tokenizer.json": "[]", "tokenizer_config.json": '{"tokenizer_class": "LlamaTokenizer"}'}, "must be a JSON"),
     ],
 )
-def test_a_broken_file_is_named(files: dict[str, str], message: str) -> None:
+def test_the_error_names_a_tokenizer_file_when_it_is_broken(files: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_tokenizer(files)

@@ -30,7 +30,7 @@ class Counting:
 @settings(max_examples=60, deadline=None)
 @given(texts=st.lists(NASTY, min_size=1, max_size=3))
 @example(texts=["don't  stop  here", " a \n b\t c", "é a _ b \u0301 c", "a\0 b c", "the the the"])
-def test_ids_are_those_of_the_whole(name: str, normal_form: str | None, texts: list[str]) -> None:
+def test_cached_word_ids_equal_those_of_the_whole(name: str, normal_form: str | None, texts: list[str]) -> None:
     made = tokenizer(name, normal_form)
     words = WordIds(lambda unknown: encode_all(made, unknown))
     for text in texts:

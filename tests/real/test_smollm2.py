@@ -145,7 +145,7 @@ def test_ids_are_those_of_gpt2s_tokenizer_with_single_digits(folder: Path, heade
         assert ours.decode(expected) == text
 
 
-def test_the_template_is_the_files(llm: LLM, folder: Path) -> None:
+def test_the_chat_template_equals_the_files(llm: LLM, folder: Path) -> None:
     conversation = [{"role": "user", "content": PROMPTS[0]}]
     ours = transformers.AutoTokenizer.from_pretrained(folder)
     text = ours.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
@@ -173,7 +173,7 @@ def test_rounded_weights_keep_the_likeliest_tokens(kind: str, least: float, llm:
     assert agreement >= least
 
 
-def test_looked_up_guesses_change_no_text(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ngram_speculation_changes_no_text(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a text that is to be repeated, of free text and JSON, and with what else a request may ask for."""
     monkeypatch.setattr(DraftController, "choose", lambda self, *_, **__: self.levels[-1])
     quoted = "Repeat this text word by word: The quick brown fox jumps over the lazy dog, and the dog sleeps on."
@@ -201,7 +201,7 @@ def test_looked_up_guesses_change_no_text(llm: LLM, monkeypatch: pytest.MonkeyPa
     assert sum(stats.accepted_tokens_by_position) >= 4
 
 
-def test_a_head_trained_here_changes_no_text(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trained_head_changes_no_text(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DraftController, "choose", lambda self, *_, **__: self.levels[-1])
     training = ["-m", "demo.train_model_head", "--model", "smollm2", "--device", DEVICE, "--out", str(tmp_path)]
     done = subprocess.run(

@@ -24,23 +24,23 @@ def line(caplog: pytest.LogCaptureFixture, path: str, status: int, error: str = 
         ("/readyz", 503, "INFO"),
     ],
 )
-def test_failures_are_warnings_and_probes_are_quiet(
+def test_access_log_level_by_path_and_status(
     caplog: pytest.LogCaptureFixture, path: str, status: int, level: str
 ) -> None:
     assert line(caplog, path, status).levelname == level
 
 
 @pytest.mark.parametrize(("error", "outcome"), [("it failed", "ok"), ("", "in_band_error"), ("", "broke")])
-def test_a_stream_that_ended_badly_is_a_warning(caplog: pytest.LogCaptureFixture, error: str, outcome: str) -> None:
+def test_access_log_warns_when_a_stream_failed(caplog: pytest.LogCaptureFixture, error: str, outcome: str) -> None:
     assert line(caplog, "/v1/x", 200, error, outcome=outcome).levelname == "WARNING"
 
 
-def test_a_client_writes_no_lines_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+def test_access_log_escapes_control_characters_of_clients(caplog: pytest.LogCaptureFixture) -> None:
     message = line(caplog, "/a\n2026 FAKE\x1b[31m\u2028é", 404, "no\r\nsuch path").getMessage()
     assert message == r"GET /a\n2026 FAKE\x1b[31m\u2028é 404 in 0.250 s, id mine, no\r\nsuch path"
 
 
-def test_known_fields_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_access_log_has_the_known_fields(caplog: pytest.LogCaptureFixture) -> None:
     record = line(caplog, "/v1/x", 200, model="m", prompt_tokens=5, first_token_s=0.1, endpoint="a", outcome="broke")
     assert record.getMessage() == (
         "GET /v1/x 200 in 0.250 s, model m, 5 tokens, first after 0.100 s, by a, broke, id mine"

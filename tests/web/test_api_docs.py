@@ -57,9 +57,7 @@ async def test_a_browser_lists_the_operations_when_it_opens_the_docs_of_a_gatewa
     assert "/v1/chat/completions" in page
 
 
-async def test_a_browsers_question_for_an_icon_is_no_warning(
-    engine: DryServer, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_favicon_is_served_without_a_warning(engine: DryServer, caplog: pytest.LogCaptureFixture) -> None:
     async with running_gateway() as gateway, httpx.AsyncClient() as client:
         icon = await client.get(gateway.url + "/favicon.ico")
         assert (icon.status_code, icon.headers["content-type"]) == (200, "image/svg+xml")

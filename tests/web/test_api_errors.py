@@ -24,7 +24,7 @@ json_objects = st.dictionaries(
 )
 
 
-def test_the_body_has_openais_shape() -> None:
+def test_error_bodies_have_openais_shape() -> None:
     error = ApiError(404, "model m does not exist", param="model", code="model_not_found", headers={"retry-after": "1"})
     assert error.body() == {
         "error": {
@@ -49,11 +49,11 @@ def test_the_body_has_openais_shape() -> None:
         (503, "server_error"),
     ],
 )
-def test_types_follow_the_status(status: int, kind: str) -> None:
+def test_error_types_follow_the_status(status: int, kind: str) -> None:
     assert ApiError(status, "").body()["error"]["type"] == kind
 
 
-def test_openais_client_reads_every_field() -> None:
+def test_openai_client_reads_every_error_field() -> None:
     body = ApiError(400, "no", param="messages[0].content", code="bad").body()
     error = openai.APIError("no", request=None, body=body["error"])  # type: ignore[arg-type] # only kept
     assert (error.param, error.code, error.type) == ("messages[0].content", "bad", "invalid_request_error")
@@ -61,7 +61,7 @@ def test_openais_client_reads_every_field() -> None:
 
 @quick
 @given(json_objects)
-def test_objects_are_read(value: dict[str, Any]) -> None:
+def test_json_objects_are_read(value: dict[str, Any]) -> None:
     assert read_json_object(json.dumps(value).encode()) == value
 
 
@@ -69,7 +69,7 @@ def test_objects_are_read(value: dict[str, Any]) -> None:
     "body",
     [b"", b"{", b'{"a": NaN}', b'{"a": 1} x', b"\xff", b'{"a": "\xff"}', b"[" * 100_000, b"[]", b"null", b'"text"'],
 )
-def test_anything_else_is_a_400(body: bytes) -> None:
+def test_a_body_gets_400_when_it_is_no_json_object(body: bytes) -> None:
     with pytest.raises(ApiError, match="the request body") as raised:
         read_json_object(body)
     assert (raised.value.status, raised.value.code) == (400, "invalid_json")
@@ -77,6 +77,6 @@ def test_anything_else_is_a_400(body: bytes) -> None:
 
 @quick
 @given(st.binary())
-def test_no_bytes_raise_anything_else(body: bytes) -> None:
+def test_reading_a_body_raises_nothing_but_api_errors(body: bytes) -> None:
     with contextlib.suppress(ApiError):
         assert isinstance(read_json_object(body), dict)

@@ -45,17 +45,17 @@ def bearer(key: str) -> tuple[bytes, bytes]:
         ([(b"x-api-key", b"sk-2"), bearer("sk-1")], b"sk-1"),
     ],
 )
-def test_where_a_key_is_found(headers: list[tuple[bytes, bytes]], key: bytes | None) -> None:
+def test_api_keys_are_read_from_headers(headers: list[tuple[bytes, bytes]], key: bytes | None) -> None:
     assert presented_key(headers) == key
 
 
-def test_without_keys_everybody_may() -> None:
+def test_everybody_is_admitted_when_there_are_no_keys() -> None:
     assert not ApiKeys()
     assert not ApiKeys([""])
     assert may(ApiKeys())
 
 
-def test_with_keys_only_who_sends_one() -> None:
+def test_only_clients_with_a_key_are_admitted_when_there_are_keys() -> None:
     keys = ApiKeys(["sk-1", "sk-\u00fc"])
     assert may(keys, bearer("sk-1"))
     assert may(keys, (b"x-api-key", "sk-\u00fc".encode()))
@@ -65,7 +65,7 @@ def test_with_keys_only_who_sends_one() -> None:
     assert not may(keys)
 
 
-def test_probes_metrics_and_a_browsers_question_are_free() -> None:
+def test_probes_metrics_and_preflights_need_no_key() -> None:
     keys = ApiKeys(["sk-1"])
     assert all(may(keys, path=path) for path in FREE_PATHS)
     assert may(keys, method="OPTIONS")
@@ -73,7 +73,7 @@ def test_probes_metrics_and_a_browsers_question_are_free() -> None:
         assert not may(keys, path=path)
 
 
-def test_a_file_of_keys() -> None:
+def test_keys_are_read_from_a_file() -> None:
     assert keys_in("# ours\nsk-1\n\n  sk-2  \r\n#sk-3\nsk#4 # mine\n\t# end") == ("sk-1", "sk-2", "sk#4")
 
 
@@ -114,7 +114,7 @@ def test_the_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest.L
 
 
 @pytest.mark.parametrize("text", ["", "# only a comment\n"])
-def test_a_file_without_a_key_is_an_error_at_start(tmp_path: Path, text: str) -> None:
+def test_starting_fails_when_the_key_file_has_no_key(tmp_path: Path, text: str) -> None:
     file = tmp_path / "keys"
     file.write_text(text)
     with pytest.raises(ValueError, match="has no API key"):

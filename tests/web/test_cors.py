@@ -17,11 +17,11 @@ def of(headers: Headers) -> dict[str, str]:
     return answered
 
 
-def test_it_is_off_unless_origins_are_named() -> None:
+def test_cors_is_off_when_no_origins_are_named() -> None:
     assert CorsPolicy().answer_headers([PAGE]) == CorsPolicy().preflight_headers([PAGE, REQUEST_METHOD]) == []
 
 
-def test_every_page() -> None:
+def test_cors_allows_every_origin_when_a_star_is_given() -> None:
     policy = CorsPolicy(allowed_origins=("*",))
     assert of(policy.answer_headers([PAGE]))["allow-origin"] == "*"
     assert policy.answer_headers([]) == []
@@ -38,7 +38,7 @@ def test_vary_names_origin_when_origins_are_listed() -> None:
 
 
 @pytest.mark.parametrize("origins", [("*",), ("https://chat.example.com",)])
-def test_credentials_are_never_for_a_star(origins: tuple[str, ...]) -> None:
+def test_cors_never_allows_credentials_for_a_star(origins: tuple[str, ...]) -> None:
     answered = of(CorsPolicy(allowed_origins=origins, allow_credentials=True).answer_headers([PAGE]))
     assert (answered["allow-origin"], answered["allow-credentials"]) == ("https://chat.example.com", "true")
 
@@ -53,7 +53,7 @@ def test_a_preflight_repeats_the_requested_headers_when_all_are_allowed() -> Non
     assert NAMED.preflight_headers([PAGE]) == [], "OPTIONS that no browser asked"
 
 
-def test_a_preflight_names_what_is_allowed_where_that_is_less() -> None:
+def test_a_preflight_names_the_allowed_methods_and_headers() -> None:
     policy = CorsPolicy(allowed_origins=("*",), allowed_methods=("GET", "POST"), allowed_headers=("authorization",))
     answered = of(policy.preflight_headers([PAGE, REQUEST_METHOD, REQUEST_HEADERS]))
     assert (answered["allow-methods"], answered["allow-headers"]) == ("GET, POST", "authorization")

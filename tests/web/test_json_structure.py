@@ -33,7 +33,7 @@ def counted(value: Any) -> tuple[int, int, int, int]:
 
 
 @given(VALUES, st.booleans(), st.integers(4, 40))
-def test_what_texts_hold_is_not_counted(value: Any, ascii_only: bool, slice_bytes: int) -> None:
+def test_json_structure_ignores_the_content_of_strings(value: Any, ascii_only: bool, slice_bytes: int) -> None:
     body = json.dumps(value, ensure_ascii=ascii_only).encode()
     with patch.object(json_structure, "_SLICE_BYTES", slice_bytes):
         rest = b"".join(json_structure._outside_of_strings(body))
@@ -42,7 +42,7 @@ def test_what_texts_hold_is_not_counted(value: Any, ascii_only: bool, slice_byte
 
 
 @given(st.binary(max_size=60), st.integers(1, 20))
-def test_no_json_is_no_endless_loop(body: bytes, slice_bytes: int) -> None:
+def test_json_structure_ends_for_any_bytes(body: bytes, slice_bytes: int) -> None:
     with patch.object(json_structure, "_SLICE_BYTES", slice_bytes):
         list(json_structure._outside_of_strings(body))
 
@@ -57,7 +57,7 @@ def test_no_json_is_no_endless_loop(body: bytes, slice_bytes: int) -> None:
         ([5] * (MAX_VALUES + 2), f"{MAX_VALUES} values"),
     ],
 )
-async def test_a_body_of_too_many_small_things_is_refused(body: Any, answered: str) -> None:
+async def test_a_body_is_refused_when_it_has_too_many_values(body: Any, answered: str) -> None:
     with pytest.raises(ApiError, match=answered) as caught:
         await check_structure(json.dumps(body).encode())
     assert (caught.value.status, caught.value.code) == (400, "too_many_values")
@@ -73,7 +73,7 @@ async def test_a_body_of_too_many_small_things_is_refused(body: Any, answered: s
         [5] * MAX_VALUES,
     ],
 )
-async def test_texts_of_any_length_may_be_sent(body: Any) -> None:
+async def test_long_texts_are_accepted_without_blocking_the_loop(body: Any) -> None:
     turns = 0
 
     async def others() -> None:

@@ -79,9 +79,7 @@ async def test_the_environments_proxy_is_taken_unless_it_is_excepted_when_the_ku
     assert (await load_configuration(named)).proxy == "http://q:1"
 
 
-async def test_certificates_are_taken_as_data_and_as_files_beside_the_kubeconfig(
-    tmp_path: Path, certificate: Path
-) -> None:
+async def test_kubeconfig_certificates_are_read_as_data_and_as_files(tmp_path: Path, certificate: Path) -> None:
     for name in ("cert.pem", "key.pem"):
         (tmp_path / name).write_bytes((certificate / name).read_bytes())
     as_files = {"client-certificate": "cert.pem", "client-key": "key.pem"}
@@ -196,7 +194,7 @@ async def test_a_token_file_is_an_access_error_when_it_cannot_be_used(tmp_path: 
         await load_configuration(path)
 
 
-async def test_a_token_file_may_end_with_a_new_line(tmp_path: Path) -> None:
+async def test_a_token_file_is_read_without_its_line_break(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret\n")
     configuration = await load_configuration(kubeconfig(tmp_path, {"server": "http://k"}, {"tokenFile": "token"}))
     assert await authorization(configuration) == "Bearer secret"
@@ -211,7 +209,7 @@ async def test_a_kubeconfig_is_an_access_error_when_it_is_malformed(tmp_path: Pa
         await load_configuration(str(tmp_path / "config"))
 
 
-async def test_an_access_error_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_access_error_names_the_missing_kubeconfig_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").write_text("current-context: x\n")
     with pytest.raises(AccessError, match="contexts"):
         await load_configuration(str(tmp_path / "empty"))
@@ -254,7 +252,7 @@ async def connected(served: Server) -> AsyncIterator[tuple[Server, ApiServer]]:
         yield served, client
 
 
-async def test_a_request_carries_the_token_the_query_and_the_bodys_type(connected: tuple[Server, ApiServer]) -> None:
+async def test_a_kubernetes_request_has_token_query_and_content_type(connected: tuple[Server, ApiServer]) -> None:
     server, client = connected
     server.responses += [web.json_response({"kind": "Pod"}), web.json_response({})]
     assert await client.request("GET", "/api/v1/pods", query={"labelSelector": "a in (b,c)"}) == {"kind": "Pod"}
@@ -263,7 +261,7 @@ async def test_a_request_carries_the_token_the_query_and_the_bodys_type(connecte
     assert server.requests[1][3] == "application/apply-patch+yaml"
 
 
-async def test_an_error_says_what_the_server_says(connected: tuple[Server, ApiServer]) -> None:
+async def test_a_kubernetes_error_has_the_servers_message(connected: tuple[Server, ApiServer]) -> None:
     server, client = connected
     status = {"kind": "Status", "reason": "Forbidden", "message": "exceeded quota: q"}
     server.responses += [web.json_response(status, status=403), web.Response(text="upstream is away\n", status=502)]
@@ -278,7 +276,9 @@ async def test_an_error_says_what_the_server_says(connected: tuple[Server, ApiSe
         await client.request("GET", "/x")
 
 
-async def test_a_redirect_takes_the_token_nowhere(connected: tuple[Server, ApiServer], elsewhere: Server) -> None:
+async def test_the_token_is_not_sent_when_the_api_server_redirects(
+    connected: tuple[Server, ApiServer], elsewhere: Server
+) -> None:
     server, client = connected
     server.responses.append(web.Response(status=307, headers={"Location": f"{elsewhere.url}/y"}, text="{}"))
     elsewhere.responses.append(web.json_response({}))
@@ -286,7 +286,7 @@ async def test_a_redirect_takes_the_token_nowhere(connected: tuple[Server, ApiSe
     assert [request[1:3] for request in elsewhere.requests] == [("/y", "")]
 
 
-async def test_each_request_is_counted_with_its_status(served: Server) -> None:
+async def test_each_kubernetes_request_is_counted_with_its_status(served: Server) -> None:
     seen: list[tuple[str, str, dict[str, str], int | None]] = []
 
     def count(method: str, path: str, query: Any, status: int | None) -> None:

@@ -22,7 +22,7 @@ PACKED = {
 
 
 @pytest.mark.parametrize("encoding", PACKED)
-def test_a_body_comes_out_as_it_was(encoding: str) -> None:
+def test_a_compressed_body_is_decompressed(encoding: str) -> None:
     assert unpacked(PACKED[encoding], encoding, LIMIT) == BODY
 
 
@@ -46,7 +46,7 @@ async def test_unpacking_stops_when_there_is_no_room_for_more() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd"])
-def test_a_bomb_is_given_up_at_the_limit(encoding: str) -> None:
+def test_decompression_stops_at_the_limit(encoding: str) -> None:
     bomb = {"gzip": gzip.compress, "deflate": zlib.compress, "zstd": zstandard.compress}[encoding](bytes(50 * LIMIT))
     assert len(bomb) < LIMIT
     with pytest.raises(ApiError) as caught:
@@ -55,7 +55,7 @@ def test_a_bomb_is_given_up_at_the_limit(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd"])
-def test_what_is_not_what_it_says_is_a_400(encoding: str) -> None:
+def test_a_body_gets_400_when_its_encoding_is_wrong(encoding: str) -> None:
     for damaged in (b"{}", b"x", PACKED[encoding][:8]):
         with pytest.raises(ApiError) as caught:
             unpacked(damaged, encoding, LIMIT)
@@ -63,25 +63,25 @@ def test_what_is_not_what_it_says_is_a_400(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-def test_half_a_body_is_a_400(encoding: str) -> None:
+def test_a_body_gets_400_when_it_is_truncated(encoding: str) -> None:
     with pytest.raises(ApiError, match="ends too early"):
         unpacked(PACKED[encoding][: len(PACKED[encoding]) // 2], encoding, LIMIT)
 
 
 @pytest.mark.parametrize("encoding", ["br", "compress", "gzip, gzip"])
-def test_other_encodings_are_a_415(encoding: str) -> None:
+def test_a_body_gets_415_when_its_encoding_is_unknown(encoding: str) -> None:
     with pytest.raises(ApiError) as caught:
         unpacked(BODY, encoding, LIMIT)
     assert caught.value.status == 415
 
 
 @pytest.mark.parametrize("media_type", ["application/json", "Application/JSON; charset=utf-8", "application/x+json"])
-def test_json_is_taken_by_its_names(media_type: str) -> None:
+def test_json_media_types_are_accepted(media_type: str) -> None:
     check_media_type(media_type)
 
 
 @pytest.mark.parametrize("media_type", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
-def test_what_a_web_page_can_post_unasked_is_a_415(media_type: str) -> None:
+def test_a_media_type_gets_415_when_a_web_page_could_send_it(media_type: str) -> None:
     with pytest.raises(ApiError, match="application/json") as caught:
         check_media_type(media_type)
     assert caught.value.status == 415

@@ -37,9 +37,7 @@ def served_name(tls: ServerTls, client: ssl.SSLContext) -> str:
     return str(dict(pair for (pair,) in certificate["subject"])["commonName"])  # type: ignore[misc, union-attr]  # typeshed's union of all fields
 
 
-def test_a_renewed_certificate_is_served_and_a_broken_one_is_not(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_renewed_certificate_is_served_unless_it_is_broken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     client = client_context(str(make_ca(tmp_path)))
     make_certificate(tmp_path, "server")
@@ -65,7 +63,7 @@ def test_a_renewed_certificate_is_served_and_a_broken_one_is_not(
         ({"ssl_ca_certs": "missing.pem"}, "no CA's certificates"),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_the_error_names_a_tls_flag_when_it_is_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, object], problem: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -77,5 +75,5 @@ def test_what_is_wrong_is_said(
         server_tls(TlsFiles(**value))  # type: ignore[arg-type]  # of a test's keywords
 
 
-def test_without_files_there_is_no_tls() -> None:
+def test_tls_is_off_when_no_files_are_given() -> None:
     assert server_tls(TlsFiles()) is None

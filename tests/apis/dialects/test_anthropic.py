@@ -29,11 +29,11 @@ def refusal(request: dict[str, Any]) -> str:
     return caught.value.message
 
 
-def test_the_least_request() -> None:
+def test_the_smallest_anthropic_request_becomes_a_chat() -> None:
     assert chat_body(body()) == {"model": "m", "messages": [USER], "max_completion_tokens": 100}
 
 
-def test_sampling_in_chat_completions_words() -> None:
+def test_anthropic_sampling_fields_become_those_of_chat_completions() -> None:
     requested = chat_body(
         body(
             temperature=0.5,
@@ -62,12 +62,12 @@ def test_sampling_in_chat_completions_words() -> None:
     }
 
 
-def test_null_is_left_out_as_openais_fields_are() -> None:
+def test_null_fields_are_ignored() -> None:
     nothing = dict.fromkeys(("system", "tools", "tool_choice", "thinking", "stop_sequences", "container", "speed"))
     assert chat_body(body(**nothing)) == chat_body(body())
 
 
-def test_system_is_text_or_blocks_and_loses_what_is_not_for_the_model() -> None:
+def test_system_blocks_become_text_without_metadata() -> None:
     cached = {"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral", "ttl": "1h"}}
     billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=0123;"}
     assert messages_of(system="Be kind.") == [{"role": "system", "content": "Be kind."}, USER]
@@ -77,14 +77,14 @@ def test_system_is_text_or_blocks_and_loses_what_is_not_for_the_model() -> None:
     assert two[0]["content"] == [{"type": "text", "text": "Be kind."}, {"type": "text", "text": "Be brief."}]
 
 
-def test_a_system_message_between_others_is_a_developers() -> None:
+def test_a_system_message_becomes_a_developer_message_when_it_stands_between_others() -> None:
     assert messages_of(USER, {"role": "system", "content": "Now in French."})[1] == {
         "role": "developer",
         "content": "Now in French.",
     }
 
 
-def test_calls_and_results_of_tools() -> None:
+def test_tool_use_and_tool_result_blocks_become_messages() -> None:
     call = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Zürich"}}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "20 °C"}]}
     failed = {"type": "tool_result", "tool_use_id": "toolu_2", "content": "no such city", "is_error": True}
@@ -110,14 +110,14 @@ def test_calls_and_results_of_tools() -> None:
     ]
 
 
-def test_a_call_alone_has_no_content() -> None:
+def test_an_assistant_message_has_no_content_when_it_only_calls_a_tool() -> None:
     call = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "toolu_1"}
     converted = messages_of(USER, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]})
     assert [message["content"] for message in converted] == ["hi", None, ""]
 
 
-def test_thinking_of_earlier_turns_is_reasoning_and_what_is_redacted_is_left_out() -> None:
+def test_thinking_blocks_become_reasoning_and_redacted_ones_are_dropped() -> None:
     thinking = {"type": "thinking", "thinking": "Hm.", "signature": "abc"}
     redacted = {"type": "redacted_thinking", "data": "xyz"}
     text = {"type": "text", "text": "Yes."}
@@ -125,20 +125,20 @@ def test_thinking_of_earlier_turns_is_reasoning_and_what_is_redacted_is_left_out
     assert converted[1] == {"role": "assistant", "content": "Yes.", "reasoning": "Hm."}
 
 
-def test_turns_of_one_role_that_follow_each_other_are_one() -> None:
+def test_consecutive_messages_of_one_role_are_merged() -> None:
     assert messages_of(USER, {"role": "user", "content": "there"}) == [
         {"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "text", "text": "there"}]}
     ]
 
 
-def test_an_assistants_message_at_the_end_begins_the_answer() -> None:
+def test_a_final_assistant_message_is_continued() -> None:
     requested = chat_body(body(USER, {"role": "assistant", "content": "The answer is ("}))
     assert requested["messages"][-1] == {"role": "assistant", "content": "The answer is ("}
     assert (requested["add_generation_prompt"], requested["continue_final_message"]) == (False, True)
     assert chat_body(body(USER, {"role": "assistant", "content": ""})) == chat_body(body())
 
 
-def test_tools_and_their_choice() -> None:
+def test_anthropic_tools_and_tool_choice_become_openais() -> None:
     function = {"name": "get_weather", "description": "The weather."}
     function["parameters"] = {"type": "object", "properties": {"city": {}}}  # type: ignore[assignment]
     assert chat_body(body(tools=[TOOL]))["tools"] == [{"type": "function", "function": function}]
@@ -178,7 +178,7 @@ def test_tools_and_their_choice() -> None:
         ),
     ],
 )
-def test_thinking_and_output_config(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_thinking_and_output_config_become_chat_fields(fields: dict[str, Any], expected: dict[str, Any]) -> None:
     assert chat_body(body(**fields)) == chat_body(body()) | expected
 
 
@@ -186,7 +186,7 @@ def test_one_token_is_generated_when_max_tokens_is_zero() -> None:
     assert chat_body(body(max_tokens=0))["max_completion_tokens"] == 1
 
 
-def test_tokens_are_counted_of_a_body_without_what_the_answer_needs() -> None:
+def test_count_tokens_needs_no_generation_fields() -> None:
     counted = {"model": "m", "messages": [USER], "system": "Be kind.", "tools": [TOOL]}
     assert chat_body(counted, COUNT_TOKENS_PATH) == {
         name: value for name, value in chat_body(body(**counted)).items() if name != "max_completion_tokens"
@@ -231,13 +231,13 @@ def user(*blocks: dict[str, Any]) -> dict[str, Any]:
         (body({"role": "robot", "content": "x"}), ["messages[0].role"]),
     ],
 )  # fmt: skip
-def test_what_is_refused_is_named(request_body: dict[str, Any], words: list[str]) -> None:
+def test_a_messages_request_is_refused_by_name(request_body: dict[str, Any], words: list[str]) -> None:
     message = refusal(request_body)
     for word in words:
         assert word in message
 
 
-def test_a_value_is_not_quoted_whole() -> None:
+def test_a_long_value_is_truncated_in_the_error() -> None:
     assert len(refusal(body(speed="x" * 100_000))) < 400
 
 
@@ -257,7 +257,7 @@ def test_a_value_is_not_quoted_whole() -> None:
         (504, "timeout_error"),
     ],
 )
-def test_errors_in_anthropics_shape(status: int, kind: str) -> None:
+def test_errors_have_anthropics_shape(status: int, kind: str) -> None:
     answered = error_body(ApiError(status, "why", param="x", code="y"), "r-1")
     # A gateway tells by the code of an engine's error whether another engine may go on.
     code = {"code": "y"} if status >= 500 else {}
@@ -279,7 +279,7 @@ def test_errors_in_anthropics_shape(status: int, kind: str) -> None:
         (("model",), "model"),
     ],
 )
-def test_fields_of_the_chat_have_the_clients_names(path: FieldPath, named: str) -> None:
+def test_error_paths_have_the_clients_field_names(path: FieldPath, named: str) -> None:
     assert field_name(own_path(path)) == named
 
 
@@ -290,7 +290,7 @@ def test_extra_keys_of_messages_blocks_and_tools_are_ignored(extra: dict[str, An
     assert chat_body(sent) == chat_body(body({"role": "user", "content": "x"}, tools=[TOOL]))
 
 
-def test_a_stored_conversation_is_refused_with_the_remedy() -> None:
+def test_a_thread_id_is_refused_with_a_remedy() -> None:
     body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}], "thread": None}
     parse_request(body, MessagesRequest)
     with pytest.raises(ApiError) as raised:
@@ -300,7 +300,7 @@ def test_a_stored_conversation_is_refused_with_the_remedy() -> None:
     assert "thread is not supported" in answered["message"]
 
 
-def test_nothing_is_taken_out_of_a_conversation() -> None:
+def test_context_management_is_accepted_only_when_it_keeps_everything() -> None:
     body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
     keep = {"type": "clear_thinking_20251015", "keep": "all"}
     parse_request(body | {"context_management": {"edits": [keep]}}, MessagesRequest)
@@ -309,13 +309,13 @@ def test_nothing_is_taken_out_of_a_conversation() -> None:
             parse_request(body | {"context_management": {"edits": [edit]}}, MessagesRequest)
 
 
-def test_an_error_in_a_stream_is_an_event() -> None:
+def test_a_stream_error_is_an_anthropic_event() -> None:
     event = ANTHROPIC_ERRORS.event(ApiError(500, "why"), "r-1")
     assert event.startswith(b'event: error\ndata: {"type":"error","error":{')
     assert event.endswith(b"}\n\n")
 
 
-def test_paths_have_the_errors_of_their_api() -> None:
+def test_each_path_has_the_error_shape_of_its_api() -> None:
     for path in ("/v1/messages", "/v1/messages/count_tokens", "/v1/messages/batches"):
         assert errors_of(path).id_header == ID_HEADER
     for path in ("/v1/chat/completions", "/v1/messages2", "/v1/models"):

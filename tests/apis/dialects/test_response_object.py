@@ -17,12 +17,12 @@ from mini_infer_apis.dialects.response_object import new_response, with_error
         (503, "server_error"),
     ],
 )
-def test_a_failure_has_one_of_openais_codes(status: int, code: str) -> None:
+def test_a_failed_response_has_one_of_openais_codes(status: int, code: str) -> None:
     failed = with_error(new_response({}, "resp_1", "m", 5, "in_progress"), status, "odd", "why")
     assert Response.model_validate(failed).error is not None
     assert (failed["status"], failed["error"]) == ("failed", {"code": code, "message": "why"})
 
 
-def test_a_context_that_is_too_short_keeps_its_code() -> None:
+def test_a_failed_response_keeps_context_length_exceeded() -> None:
     failed = with_error(new_response({}, "resp_1", "m", 5, "in_progress"), 400, "context_length_exceeded", "why")
     assert failed["error"]["code"] == "context_length_exceeded"

@@ -93,7 +93,7 @@ def parts(text: str) -> list[dict[str, str]]:
         ),
     ],
 )
-def test_items_become_messages(given: object, messages: list[dict[str, Any]]) -> None:
+def test_input_items_become_messages(given: object, messages: list[dict[str, Any]]) -> None:
     assert chat_body({"input": given})["messages"] == messages
 
 
@@ -134,7 +134,7 @@ def test_items_become_messages(given: object, messages: list[dict[str, Any]]) ->
         ({"store": True, "background": True, "previous_response_id": "resp_1", "tools": []}, {}),
     ],
 )
-def test_fields_become_a_chats(body: dict[str, Any], chat: dict[str, Any]) -> None:
+def test_response_fields_become_chat_fields(body: dict[str, Any], chat: dict[str, Any]) -> None:
     made = chat_body({"input": "hi"} | body)
     messages = made.pop("messages")
     assert made == chat
@@ -149,7 +149,7 @@ NAMESPACE = {
 }
 
 
-def test_functions_have_their_namespace_as_a_prefix() -> None:
+def test_namespaced_functions_get_a_prefix() -> None:
     call = {"type": "function_call", "call_id": "c", "namespace": "mcp", "name": "look", "arguments": "{}"}
     chat = chat_body({"input": [call], "tools": [NAMESPACE, {"type": "function", "name": "look"}]})
     assert [tool["function"]["name"] for tool in chat["tools"]] == ["mcp__look", "look"]
@@ -166,13 +166,13 @@ def test_functions_have_their_namespace_as_a_prefix() -> None:
         assert raised.value.param == where
 
 
-def test_a_custom_tool_is_a_function_of_one_text() -> None:
+def test_a_custom_tool_becomes_a_function_with_one_string() -> None:
     function = chat_body({"input": "x", "tools": [{"type": "custom", "name": "run", "description": "d"}]})["tools"][0]
     assert function["function"]["name"] == "run"
     assert function["function"]["parameters"]["required"] == ["input"]
 
 
-def test_an_answer_that_broke_off_is_gone_on_with() -> None:
+def test_an_incomplete_assistant_item_is_continued() -> None:
     chat = chat_body({"input": [USER, assistant("I am", status="incomplete")]})
     assert (chat["continue_final_message"], chat["add_generation_prompt"]) == (True, False)
     assert "continue_final_message" not in chat_body({"input": [USER, assistant("I am", status="incomplete"), USER]})
@@ -207,7 +207,7 @@ def test_an_answer_that_broke_off_is_gone_on_with() -> None:
         ({"input": "x", "top_logprobs": 2}, "top_logprobs"),
     ],
 )
-def test_what_is_wrong_is_named_as_the_client_wrote_it(body: dict[str, Any], param: str) -> None:
+def test_the_error_names_the_clients_field_when_a_response_is_invalid(body: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
         chat_body(body)
     assert (caught.value.status, caught.value.param) == (400, param)

@@ -30,7 +30,7 @@ def translated(*pieces: bytes) -> list[dict[str, Any]]:
     return [json.loads(data_of(one)) for one in events_in(data)]
 
 
-def test_an_error_in_the_stream_ends_it_as_a_responses_stream_ends() -> None:
+def test_a_stream_error_becomes_response_failed() -> None:
     begun = event(CREATED, 0) + event(CREATED | {"type": "response.in_progress"}, 1)
     delta = {"type": "response.output_text.delta", "item_id": "m", "output_index": 0, "content_index": 0}
     piece = event(delta | {"delta": 'x,"sequence_number":9}', "logprobs": []}, 2)
@@ -45,7 +45,7 @@ def test_an_error_in_the_stream_ends_it_as_a_responses_stream_ends() -> None:
     assert failed["response"]["error"] == {"code": "server_error", "message": "the engine died"}
 
 
-def test_an_error_before_the_first_event_has_no_response() -> None:
+def test_an_error_event_has_no_response_when_none_was_created() -> None:
     (error,) = translated(b": waiting\n\n", BROKEN)
     assert (error["type"], error["sequence_number"]) == ("error", 0)
 
@@ -57,7 +57,7 @@ def test_a_response_is_not_repeated_when_it_is_very_long() -> None:
     assert events[-1]["sequence_number"] == 1
 
 
-def test_what_failed_is_noted_as_the_streams_end() -> None:
+def test_a_failed_stream_is_recorded_as_failed() -> None:
     errors = StreamErrors()
     errors.translated(event(CREATED, 0))
     response = response_in(errors.translated(BROKEN))
@@ -68,12 +68,12 @@ def test_what_failed_is_noted_as_the_streams_end() -> None:
 @pytest.mark.parametrize(
     "piece", [b'{"error": {"message": "x"}}', b'data: {"error": "x"}\n\n', b'data: {"error"\n\n', b""]
 )
-def test_what_is_no_error_in_a_stream_passes_unchanged(piece: bytes) -> None:
+def test_stream_bytes_are_unchanged_when_they_are_no_error(piece: bytes) -> None:
     assert StreamErrors().translated(piece) == piece
 
 
 @pytest.mark.parametrize("data", [json.dumps(ERROR).encode(), data_of(StreamErrors().translated(BROKEN))])
-def test_over_websocket_an_error_is_an_object_of_its_own(data: bytes) -> None:
+def test_a_websocket_error_is_an_error_object(data: bytes) -> None:
     message = json.loads(websocket_error(data.replace(b'{"error": ', b'{"error":')))
     error = responses_server_event.ResponseWsError.model_validate(message)
     assert (error.error.code, error.error.message) == ("upstream_failed", "the engine died")

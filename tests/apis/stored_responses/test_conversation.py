@@ -16,7 +16,7 @@ def ids(page: dict[str, Any]) -> list[str]:
     return [item["id"] for item in page["data"]]
 
 
-def test_pages_one_after_the_other_are_the_whole_list() -> None:
+def test_consecutive_pages_make_up_the_whole_list() -> None:
     for order in ("asc", "desc"):
         seen: list[str] = []
         query = {"limit": "7", "order": order}
@@ -30,7 +30,7 @@ def test_pages_one_after_the_other_are_the_whole_list() -> None:
         assert seen == [item["id"] for item in (ITEMS if order == "asc" else ITEMS[::-1])]
 
 
-def test_the_last_come_first_and_twenty_at_a_time() -> None:
+def test_items_are_listed_newest_first_twenty_a_page() -> None:
     assert ids(page_of(ITEMS, {})) == [str(number) for number in range(49, 29, -1)]
     empty = page_of([], {})
     assert (empty["data"], empty["first_id"], empty["has_more"]) == ([], None, False)
@@ -40,13 +40,13 @@ def test_the_last_come_first_and_twenty_at_a_time() -> None:
     ("name", "value"),
     [("limit", "9" * 5000), ("limit", "0"), ("limit", "101"), ("limit", "x"), ("order", "up"), ("after", "99")],
 )
-def test_what_is_wrong_in_a_query_is_named(name: str, value: str) -> None:
+def test_the_error_names_a_query_parameter_when_it_is_invalid(name: str, value: str) -> None:
     with pytest.raises(ApiError) as caught:
         page_of(ITEMS, {name: value})
     assert (caught.value.status, caught.value.param) == (400, name)
 
 
-def test_items_get_ids_and_full_form() -> None:
+def test_input_items_get_ids_and_default_fields() -> None:
     value = ["hi", [{"role": "assistant", "content": "yes"}], [{"type": "function_call", "id": "mine", "name": "f"}]]
     items = [turn_items({"input": one}, lambda _: None)[0] for one in value]
     assert [item["id"][:4] for item in items] == ["msg_", "msg_", "mine"]
@@ -54,7 +54,7 @@ def test_items_get_ids_and_full_form() -> None:
     assert items[1]["content"] == [{"type": "output_text", "text": "yes"}]
 
 
-def test_references_are_replaced_by_what_they_name() -> None:
+def test_item_references_are_resolved() -> None:
     known = {"msg_1": {"type": "message", "id": "msg_1", "role": "assistant", "content": []}}
     for reference in ({"type": "item_reference", "id": "msg_1"}, {"id": "msg_1"}):
         assert turn_items({"input": [reference]}, known.get) == [known["msg_1"]]
@@ -75,7 +75,7 @@ def kept(name: str, previous: str | None, status: str = "completed") -> StoredRe
     )
 
 
-def test_a_history_is_input_and_output_turn_by_turn() -> None:
+def test_a_stored_history_alternates_input_and_output() -> None:
     store = ResponseStore(1 << 20, 10.0)
     store.put(kept("a", None), 0.0)
     store.put(kept("b", "a"), 0.0)
@@ -94,7 +94,7 @@ def test_a_history_is_input_and_output_turn_by_turn() -> None:
         ("unknown", "previous_response_not_found"),
     ],
 )
-def test_a_history_that_is_not_whole_is_refused(name: str, code: str) -> None:
+def test_a_history_is_refused_when_a_response_is_running_or_missing(name: str, code: str) -> None:
     store = ResponseStore(1 << 20, 10.0)
     store.put(kept("running", None, "in_progress"), 0.0)
     store.put(kept("orphan", "gone"), 0.0)
@@ -103,7 +103,7 @@ def test_a_history_that_is_not_whole_is_refused(name: str, code: str) -> None:
     assert (caught.value.status, caught.value.param, caught.value.code) == (400, "previous_response_id", code)
 
 
-def test_thousands_of_items_are_refused() -> None:
+def test_a_response_is_refused_when_it_has_too_many_items() -> None:
     body = {"input": [{"role": "user", "content": "hi"}] * (MAX_ITEMS + 1)}
     with pytest.raises(ApiError, match=f"at most {MAX_ITEMS}") as caught:
         turn_items(body, lambda item_id: None)

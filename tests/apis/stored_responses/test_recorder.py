@@ -16,7 +16,7 @@ def event(kind: str, **fields: object) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["response.completed", "response.incomplete", "response.failed"])
-def test_the_last_event_of_a_stream_tells_the_response(kind: str) -> None:
+def test_the_recorder_takes_the_response_from_the_last_event(kind: str) -> None:
     recorder = Recorder()
     recorder.start(200, STREAM)
     assert not recorder.push(event("response.created", response=RESPONSE), True)
@@ -26,14 +26,14 @@ def test_the_last_event_of_a_stream_tells_the_response(kind: str) -> None:
 
 
 @given(st.text())
-def test_no_text_of_a_model_looks_like_an_end(text: str) -> None:
+def test_the_recorder_ignores_text_that_looks_like_a_final_event(text: str) -> None:
     recorder = Recorder()
     recorder.start(200, STREAM)
     hostile = f'\n\nevent: response.completed\ndata: {{"response": {{"id": "x"}}}}\n\n{text}'
     assert not recorder.push(event("response.output_text.delta", delta=hostile), True)
 
 
-def test_a_whole_answer_may_come_in_pieces() -> None:
+def test_the_recorder_reads_a_whole_answer_in_pieces() -> None:
     recorder, body = Recorder(), json.dumps(RESPONSE).encode()
     recorder.start(200, JSON)
     assert not recorder.push(body[:9], True)
@@ -50,7 +50,9 @@ def test_a_whole_answer_may_come_in_pieces() -> None:
         (200, STREAM, b"event: response.completed\n\n"),
     ],
 )
-def test_what_is_no_response_is_not_noted(status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+def test_the_recorder_records_nothing_when_the_answer_is_no_response(
+    status: int, headers: list[tuple[bytes, bytes]], body: bytes
+) -> None:
     recorder = Recorder()
     recorder.start(status, headers)
     assert not recorder.push(body, False)

@@ -29,7 +29,7 @@ OPERATIONS = st.lists(
 
 
 @given(OPERATIONS, st.integers(0, 20_000))
-def test_it_never_takes_more_than_it_may_and_counts_what_it_has(uses: list[tuple[str, int, int]], limit: int) -> None:
+def test_response_store_stays_within_its_bytes(uses: list[tuple[str, int, int]], limit: int) -> None:
     store, now_s = ResponseStore(limit, ttl_s=50.0), 0.0
     for use, number, size in uses:
         now_s += size / 100
@@ -54,7 +54,7 @@ def chain(store: ResponseStore, name: str, now_s: float = 0.0) -> list[str]:
     return [kept.response_id for kept in store.chain(name, ANYBODY, now_s)]
 
 
-def test_a_conversation_lives_and_goes_as_a_whole() -> None:
+def test_response_store_evicts_whole_conversations() -> None:
     store = ResponseStore(4 * OVERHEAD_BYTES, 10.0)
     for name, previous in (("a", None), ("b", "a"), ("c", "b")):
         store.put(entry(name, previous), 0.0)
@@ -66,7 +66,7 @@ def test_a_conversation_lives_and_goes_as_a_whole() -> None:
     assert chain(store, "d", 2.0) == ["a", "b", "c", "d"]
 
 
-def test_ancestors_are_younger_than_what_goes_on_from_them() -> None:
+def test_using_a_response_renews_its_ancestors() -> None:
     store = ResponseStore(2 * OVERHEAD_BYTES, 10.0)
     store.put(entry("a"), 0.0)
     store.put(entry("b", "a"), 0.0)
@@ -76,7 +76,7 @@ def test_ancestors_are_younger_than_what_goes_on_from_them() -> None:
     assert store.get("a", ANYBODY, 0.0)
 
 
-def test_what_is_lost_in_the_middle_is_named() -> None:
+def test_the_error_names_the_missing_response_of_a_chain() -> None:
     store = ResponseStore(1 << 20, 10.0)
     for name, previous in (("a", None), ("b", "a"), ("c", "b")):
         store.put(entry(name, previous), 0.0)
@@ -85,7 +85,7 @@ def test_what_is_lost_in_the_middle_is_named() -> None:
         chain(store, "c")
 
 
-def test_time_counts_from_the_last_use() -> None:
+def test_response_ttl_counts_from_the_last_use() -> None:
     store = ResponseStore(1 << 20, 10.0)
     store.put(entry("a"), 0.0)
     assert store.get("a", ANYBODY, 9.0)
@@ -94,7 +94,7 @@ def test_time_counts_from_the_last_use() -> None:
     assert store.used_bytes == 0
 
 
-def test_nobody_sees_what_is_anothers() -> None:
+def test_stored_responses_are_invisible_to_other_owners() -> None:
     store = ResponseStore(1 << 20, 10.0)
     store.put(entry("a", owner="me"), 0.0)
     store.put(entry("b", "a", owner="you"), 0.0)
@@ -107,7 +107,7 @@ def test_nobody_sees_what_is_anothers() -> None:
         store.chain("b", frozenset(("you",)), 0.0)
 
 
-def test_what_is_larger_than_all_room_is_not_kept() -> None:
+def test_a_response_is_not_stored_when_it_exceeds_all_memory() -> None:
     store = ResponseStore(2 * OVERHEAD_BYTES, 10.0)
     store.put(entry("a", size=5000), 0.0)
     assert len(store) == 0

@@ -8,7 +8,7 @@ from benchmarks.routing.workload import sessions, zero_reuse
 from benchmarks.routing.world import World
 
 
-def test_every_request_is_answered_once_and_every_page_comes_back() -> None:
+def test_every_simulated_request_is_answered_once_and_pages_are_freed() -> None:
     workload = sessions(300)
     shape = EngineShape(500_000 // workload.block_tokens, workload.block_tokens, QWEN_7B_H200)
     world = World(shape, 3, lambda world: OurGateway(world, Keys(), "prefix"), prefill_count=1)
@@ -37,5 +37,5 @@ def test_the_learned_rule_keeps_both_targets_where_numbers_of_tokens_do_not() ->
     assert learned > max(goodput(rule) for rule in ("always", "never", "512", "2048")) + 0.1
 
 
-def test_over_a_slow_link_nothing_goes_apart_once_it_is_known() -> None:
+def test_nothing_is_disaggregated_when_the_link_is_known_to_be_slow() -> None:
     assert apart.run(zero_reuse(200), 4, 1, "learned", 0.5, 5e3, Keys()).apart <= 0.01

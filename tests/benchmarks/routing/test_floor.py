@@ -29,7 +29,7 @@ def workload(name: str) -> Workload:
 
 
 @pytest.mark.parametrize("name", ["mooncake", "sessions", "zero reuse"])
-def test_every_bar_is_kept(name: str) -> None:
+def test_routing_bars_are_kept(name: str) -> None:
     keys, workload_given = Keys(), workload(name)
     results = []
     for load in (0.9, 1.4):
@@ -44,7 +44,7 @@ def test_every_bar_is_kept_when_agents_wait_for_answers(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize(("index", "gateways"), [("approximate", 1), ("exact", 2)])
-def test_bars_with_less_knowledge(index: str, gateways: int) -> None:
+def test_routing_bars_are_kept_when_less_is_known(index: str, gateways: int) -> None:
     cell = Cell("sessions", 4, 500_000, 1.2, index, gateways)  # type: ignore[arg-type]  # a parameter is a str
     assert missed_bars(list(run_cell(cell, workload("sessions"), (OURS, *REFERENCES_HERE), Keys())), **FLOOR) == []
 
@@ -82,7 +82,7 @@ def figure(ttft_s: float, output: float, reuse: float = 1.0) -> Figures:
         (figure(1.0, 100.0, 0.94), ["reuse 0.940 of what is attainable"]),
     ],
 )
-def test_bars(ours: Figures, missed: list[str]) -> None:
+def test_missed_bars_are_found(ours: Figures, missed: list[str]) -> None:
     cell = Cell("sessions", 4, 250_000, 0.9)
     results = [
         Result(cell, OURS, ours),
@@ -92,7 +92,7 @@ def test_bars(ours: Figures, missed: list[str]) -> None:
     assert [text.split(": ", 1)[1] for text in missed_bars(results)] == missed
 
 
-def test_output_that_falls_is_missed() -> None:
+def test_a_bar_is_missed_when_output_falls_with_load() -> None:
     cell = Cell("sessions", 4, 250_000, 1.0)
     results = []
     for load, output in ((1.0, 100.0), (1.5, 98.0)):
@@ -101,7 +101,7 @@ def test_output_that_falls_is_missed() -> None:
     assert missed_bars(results) == ["sessions, 4 engines of 250k, load 1.5: output falls from 100 to 98 tokens/s"]
 
 
-def test_figures_are_those_of_the_answers() -> None:
+def test_simulated_figures_equal_those_of_the_answers() -> None:
     workload_given = zero_reuse(60)
     shape = EngineShape(500, workload_given.block_tokens, QWEN_7B_H200)
     world = World(shape, 1, lambda world: OurGateway(world, Keys(), "load"))
@@ -113,7 +113,7 @@ def test_figures_are_those_of_the_answers() -> None:
     assert found.ttft_p50_s <= found.ttft_p90_s <= found.ttft_p99_s
 
 
-def test_the_command_refuses_what_it_does_not_know() -> None:
+def test_the_routing_command_refuses_unknown_names() -> None:
     with pytest.raises(SystemExit, match="mini-infer, llm-d"):
         main(["--policies", "magic"])
     with pytest.raises(SystemExit, match="choose of mooncake"):

@@ -53,7 +53,7 @@ def test_the_recorded_trace_is_read(tmp_path: Path) -> None:
     assert len(mooncake(file, 2).requests) == 2
 
 
-def test_a_missing_trace_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_trace_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINI_INFER_MOONCAKE_TRACE", str(tmp_path / "absent"))
     assert find_mooncake() is None
     (tmp_path / "there.jsonl").write_text("{}")

@@ -9,7 +9,7 @@ LISTED: verdicts.Expected = {"a.py": {"one": PASS, "two": {DIFFERS: "why"}, "thr
 AS_LISTED = {"a.py::one": Seen("passed"), "a.py::two": Seen("failed"), "a.py::three": Seen("skipped")}
 
 
-def test_what_is_as_listed_differs_in_nothing() -> None:
+def test_no_difference_is_reported_when_verdicts_are_as_listed() -> None:
     assert verdicts.differences(LISTED, AS_LISTED, ["a.py"]) == []
 
 
@@ -22,7 +22,7 @@ def test_what_is_as_listed_differs_in_nothing() -> None:
         ({"a.py::four": Seen("passed")}, "a.py::four: passed, and not listed. "),
     ],
 )
-def test_a_difference_in_either_direction_is_reported(change: dict[str, Seen], outcome: str) -> None:
+def test_a_verdict_difference_is_reported_in_either_direction(change: dict[str, Seen], outcome: str) -> None:
     assert verdicts.differences(LISTED, AS_LISTED | change, ["a.py"]) == [outcome]
 
 
@@ -32,7 +32,7 @@ def test_a_listed_test_is_reported_when_it_did_not_run() -> None:
     assert verdicts.differences(LISTED, seen, ["a.py"]) == ["a.py::two: did not run", "a.py::three: did not run"]
 
 
-def test_what_was_seen_is_merged_and_reasons_that_hold_are_kept() -> None:
+def test_seen_verdicts_are_merged_and_reasons_kept() -> None:
     seen = AS_LISTED | {"a.py::one": Seen("failed", "boom"), "b.py::x": Seen("passed")}
     merged = verdicts.merged(LISTED, seen)
     assert merged["a.py"] == {"one": {MISSING: "boom"}, "two": {DIFFERS: "why"}, "three": {NOT_A_SERVER_TEST: "why"}}
@@ -42,13 +42,13 @@ def test_what_was_seen_is_merged_and_reasons_that_hold_are_kept() -> None:
     assert again["a.py"]["one"] == {MISSING: "another"}, "what nobody has judged yet is told anew"
 
 
-def test_the_list_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_the_list_of_verdicts_survives_writing_and_reading(tmp_path: Path) -> None:
     path = tmp_path / "expected.yaml"
     verdicts.write(LISTED, path)
     assert verdicts.read(path) == LISTED
 
 
-def test_every_committed_verdict_is_one_of_the_words_and_says_why() -> None:
+def test_every_committed_verdict_is_known_and_has_a_reason() -> None:
     for tests in verdicts.read().values():
         for name, verdict in tests.items():
             if verdict != PASS:

@@ -14,7 +14,7 @@ from mini_infer_engine.text.text_model import TextModel
 from mini_infer_web.api_errors import ApiError
 
 
-def test_choices_are_let_in_up_to_the_limit_and_give_their_place_back() -> None:
+def test_admission_limits_choices_and_releases_them() -> None:
     admission = Admission(max_choices=3, max_body_bytes=100)
     with admission.choices(2):
         with pytest.raises(ApiError) as caught, admission.choices(2):
@@ -30,7 +30,7 @@ def test_choices_are_let_in_up_to_the_limit_and_give_their_place_back() -> None:
     assert admission.num_choices == 0
 
 
-def test_one_body_alone_is_always_taken_and_others_wait_outside() -> None:
+def test_admission_accepts_a_lone_large_body_and_refuses_others_meanwhile() -> None:
     admission = Admission(max_choices=3, max_body_bytes=100)
     with admission.body(1000):
         with pytest.raises(ApiError, match=r"1000 bytes.*--max-tokenizing-size") as caught, admission.body(1):
@@ -76,7 +76,7 @@ def test_a_client_leaves_room_when_it_has_begun_bodies_without_end() -> None:
         "/invocations",
     ],
 )
-async def test_where_bodies_become_prompts_there_is_room_for_so_many_bytes(path: str) -> None:
+async def test_a_request_gets_429_when_bodies_being_tokenised_exceed_their_limit(path: str) -> None:
     text = TextModel(("dry",), None, GenerationDefaults())
     core = cast("Core", object())  # nobody gets so far
     state = ApiServerState(text, core, ServerMetrics("dry"), ServerOptions(max_tokenizing_bytes=1000), max_running=1)

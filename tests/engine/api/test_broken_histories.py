@@ -56,7 +56,7 @@ def test_a_conversation_goes_on_when_its_arguments_are_no_json(server: DryServer
 
 
 @pytest.mark.parametrize("arguments", [5, True, [], {"a": 1.5, "b": [None]}])
-def test_arguments_of_another_type_are_refused_by_name_or_shown(server: DryServer, arguments: Any) -> None:
+def test_tool_call_arguments_are_shown_or_refused_by_name_for_each_json_type(server: DryServer, arguments: Any) -> None:
     path, body = chat(arguments)
     answer = server.client.post(path, json=body)
     if isinstance(arguments, list | dict):

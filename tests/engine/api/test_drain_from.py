@@ -98,7 +98,7 @@ async def test_admin_paths_are_refused_when_nothing_proves_the_peer(
 
 @pytest.mark.parametrize("secret", [SECRET, None])
 @pytest.mark.parametrize("path", ["/drain", "/healthz", "/readyz"])
-async def test_probes_and_the_count_of_a_drain_need_no_proof(secret: PeerSecret | None, path: str) -> None:
+async def test_probes_and_drain_count_need_no_authentication(secret: PeerSecret | None, path: str) -> None:
     app = make_app(cast("ApiServerState", _served()), None, AdminGuard(secret))
     assert (await send_request(app, "GET", path, {}, FAR)).status_code in (200, 503)
 
@@ -109,7 +109,7 @@ async def test_the_snapshot_is_readable_from_anywhere_when_the_event_ports_are_o
     assert (await send_request(app, "POST", "/drain", ANY, FAR)).status_code == 403
 
 
-async def test_the_admin_socket_serves_admin_paths_and_probes_alone() -> None:
+async def test_the_admin_socket_serves_only_admin_paths_and_probes() -> None:
     api_server = _served()
     app = make_admin_app(cast("ApiServerState", api_server))
     assert (await send_request(app, "GET", "/healthz", {}, "")).status_code == 200

@@ -57,7 +57,7 @@ class Plain:
         pytest.param(1, 0.0, 200, id="behind some text"),
     ],
 )
-async def test_errors_have_the_clients_names(steps: int, wait_s: float, status: int) -> None:
+async def test_stream_errors_name_the_clients_fields(steps: int, wait_s: float, status: int) -> None:
     body = {"model": "m", "input": "hi", "stream": True, "max_output_tokens": 5}
     spec = ResponsesDialect(KeptRequest("resp_1")).parse(body)
     sent: list[Message] = []

@@ -15,7 +15,7 @@ def values(metrics: ServerMetrics) -> dict[str, float]:
     return {sample.name: sample.value for family in families for sample in family.samples}
 
 
-def test_a_histogram_counts_up_to_each_bound() -> None:
+def test_histogram_buckets_are_cumulative() -> None:
     histogram = Histogram((1.0, 2.0))
     for value, times in ((0.5, 1), (1.0, 2), (1.5, 1), (9.0, 1)):
         histogram.observe(value, times)
@@ -25,7 +25,7 @@ def test_a_histogram_counts_up_to_each_bound() -> None:
     assert samples == {"1.0": 3, "2.0": 4, "+Inf": 5, "h_count": 5, "h_sum": 13}
 
 
-def test_queue_time_is_observed_once_for_each_admission() -> None:
+def test_queue_time_is_observed_once_per_admission() -> None:
     metrics = ServerMetrics("m")
     metrics.take_stats(EngineStats(admissions=2, queue_time_s=3.0, steps=1))
     metrics.take_stats(EngineStats(admissions=2, queue_time_s=3.0, steps=2))
@@ -35,7 +35,7 @@ def test_queue_time_is_observed_once_for_each_admission() -> None:
     assert found["mini_infer_engine_step_tokens_count"] == 2
 
 
-def test_the_kernels_in_force_are_labels_of_one_metric() -> None:
+def test_active_kernels_are_labels_of_one_info_metric() -> None:
     metrics = ServerMetrics("m")
     model = ModelInfo(max_model_len=1, vocab_size=2, page_size=16, num_pages=4)
     metrics.engines[0].model = model
@@ -74,7 +74,7 @@ def test_draft_tokens_are_exported_when_there_are_any() -> None:
     assert by_position == [("0", 8), ("1", 5), ("2", 2)]
 
 
-def test_vllms_names_tell_the_same_numbers() -> None:
+def test_vllm_metrics_equal_our_own() -> None:
     metrics = ServerMetrics("m")
     metrics.take_stats(EngineStats(prompt_tokens=100, cached_prompt_tokens=40, preemptions=2, steps=1, running=3))
     ended = FinishedChoice(
@@ -107,7 +107,7 @@ def test_vllms_names_tell_the_same_numbers() -> None:
     assert found["vllm:time_to_first_token_seconds_count"] == 0
 
 
-def test_an_iterations_tokens_are_those_given_out_and_the_prompts_begun_by_it() -> None:
+def test_iteration_tokens_count_generated_and_prompt_tokens() -> None:
     metrics = ServerMetrics("m")
     for stats in (
         EngineStats(prompt_tokens=100, steps=1),

@@ -18,7 +18,7 @@ def post(server: DryServer, path: str, **fields: Any) -> httpx.Response:
     return server.client.post(path, json={"model": "dry"} | fields)
 
 
-def test_each_conversation_has_its_choice(server: DryServer) -> None:
+def test_each_conversation_of_a_batch_has_its_choice(server: DryServer) -> None:
     contents = ["a", "bb", "é€😀"]
     answer = post(server, BATCH, messages=[chat("before", content) for content in contents], max_tokens=100).json()
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
@@ -47,13 +47,15 @@ def test_each_conversation_has_its_choice(server: DryServer) -> None:
         ({"messages": [chat("a")] * 129}, "messages"),
     ],
 )
-def test_what_is_refused_is_named_with_its_conversation(server: DryServer, fields: dict[str, Any], param: str) -> None:
+def test_the_error_names_the_conversation_when_one_of_a_batch_is_refused(
+    server: DryServer, fields: dict[str, Any], param: str
+) -> None:
     response = post(server, BATCH, **fields)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
     assert response.json()["error"]["message"].startswith(param)
 
 
-def test_an_invocation_is_a_chat_or_a_completion(server: DryServer) -> None:
+def test_invocations_are_served_as_chat_or_completion(server: DryServer) -> None:
     def comparable(answer: httpx.Response) -> dict[str, Any]:
         return {name: value for name, value in answer.json().items() if name in ("object", "model", "choices")}
 

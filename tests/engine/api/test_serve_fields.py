@@ -26,7 +26,7 @@ def events(server: DryServer, path: str, **fields: Any) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines if line and line != "data: [DONE]"]
 
 
-def test_a_chats_prompt_tokens_are_returned_once_and_in_the_first_event(server: DryServer) -> None:
+def test_a_chats_prompt_token_ids_are_returned_once_in_the_first_event(server: DryServer) -> None:
     ids = server.client.post("/tokenize", json={"messages": MESSAGES}).json()["tokens"]
     whole = post(server, CHAT, return_token_ids=True, n=2)
     assert whole["prompt_token_ids"] == ids
@@ -40,7 +40,7 @@ def test_a_chats_prompt_tokens_are_returned_once_and_in_the_first_event(server: 
     assert (plain["prompt_token_ids"], plain["prompt_logprobs"], plain["choices"][0]["token_ids"]) == (None, None, None)
 
 
-def test_a_completions_prompt_tokens_are_returned_in_each_choice_once(server: DryServer) -> None:
+def test_a_completions_prompt_token_ids_are_returned_once_per_choice(server: DryServer) -> None:
     ids = list(b"Some text")
     whole = post(server, COMPLETION, return_token_ids=True, n=2)
     assert [choice["prompt_token_ids"] for choice in whole["choices"]] == [ids, ids]
@@ -61,7 +61,9 @@ def test_a_completions_prompt_tokens_are_returned_in_each_choice_once(server: Dr
         ({"truncate_prompt_tokens": 100}, b"Some text"),
     ],
 )
-def test_prompts_are_cut_to_a_number_of_tokens(server: DryServer, fields: dict[str, Any], left: bytes) -> None:
+def test_prompts_are_truncated_by_truncate_prompt_tokens(
+    server: DryServer, fields: dict[str, Any], left: bytes
+) -> None:
     found = post(server, COMPLETION, return_token_ids=True, **fields)
     assert bytes(found["choices"][0]["prompt_token_ids"]) == left
     assert found["usage"]["prompt_tokens"] == len(left)
@@ -69,7 +71,7 @@ def test_prompts_are_cut_to_a_number_of_tokens(server: DryServer, fields: dict[s
     assert echoed["text"] == left.decode() + found["choices"][0]["text"], "what the model saw of it"
 
 
-def test_a_prompt_longer_than_the_context_is_cut_to_it(server: DryServer) -> None:
+def test_a_prompt_is_truncated_to_the_context_when_truncate_prompt_tokens_is_minus_one(server: DryServer) -> None:
     found = post(server, COMPLETION, prompt="x" * 50_000, truncate_prompt_tokens=-1)
     assert found["usage"]["prompt_tokens"] == 4096 - 6
     error = post(server, COMPLETION, 400, truncate_prompt_tokens=4096)["error"]
@@ -77,19 +79,19 @@ def test_a_prompt_longer_than_the_context_is_cut_to_it(server: DryServer) -> Non
     assert post(server, COMPLETION, 400, truncate_prompt_tokens=0)["error"]["param"] == "prompt"
 
 
-def test_an_answer_is_called_by_the_id_in_the_body(server: DryServer) -> None:
+def test_an_answer_has_the_request_id_of_the_body(server: DryServer) -> None:
     assert post(server, CHAT, request_id="mine-1")["id"] == "chatcmpl-mine-1"
     assert {event["id"] for event in events(server, COMPLETION, request_id="mine-1")} == {"cmpl-mine-1"}
     assert post(server, CHAT, 400, request_id="two words")["error"]["param"] == "request_id"
 
 
-def test_a_service_tier_is_returned(server: DryServer) -> None:
+def test_service_tier_is_returned(server: DryServer) -> None:
     assert post(server, CHAT, service_tier="flex")["service_tier"] == "flex"
     assert {event["service_tier"] for event in events(server, CHAT, service_tier="auto")} == {"default"}
     assert "service_tier" not in post(server, CHAT)
 
 
-def test_obfuscated_events_have_lengths_that_tell_little(server: DryServer) -> None:
+def test_stream_events_are_padded_when_obfuscation_is_requested(server: DryServer) -> None:
     body = {"messages": MESSAGES, "stream": True, "max_tokens": 9, "stream_options": {"include_obfuscation": True}}
     text = server.client.post(CHAT, json=body).text
     padded = [event + "\n\n" for event in text.split("\n\n") if '"choices":[{' in event]
@@ -98,7 +100,7 @@ def test_obfuscated_events_have_lengths_that_tell_little(server: DryServer) -> N
     assert "obfuscation" not in server.client.post(CHAT, json=body | {"stream_options": {}}).text
 
 
-def test_an_echoed_chat_begins_with_the_message_that_it_continues(server: DryServer) -> None:
+def test_an_echoed_chat_starts_with_the_continued_message(server: DryServer) -> None:
     messages = [*MESSAGES, {"role": "assistant", "content": "Once "}]
     requested = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False, "echo": True}
     plain = post(server, CHAT, **(requested | {"echo": False}))["choices"][0]["message"]["content"]
@@ -107,7 +109,7 @@ def test_an_echoed_chat_begins_with_the_message_that_it_continues(server: DrySer
     assert "".join(answered) == "Once " + plain
 
 
-def test_an_output_that_repeats_itself_ends(server: DryServer) -> None:
+def test_an_output_finishes_when_repetition_is_detected(server: DryServer) -> None:
     requested = {"max_pattern_size": 3, "min_count": 3}
     found = post(server, COMPLETION, prompt="abababab.", max_tokens=20, repetition_detection=requested)["choices"][0]
     assert (found["text"], found["finish_reason"], found["stop_reason"]) == (

@@ -93,7 +93,7 @@ def test_a_header_is_named_when_it_is_no_time(value: str) -> None:
         ({"x-mini-infer-queued-ms": "2000"}, {}, NO_TARGETS, NO_TARGETS),
     ],
 )
-def test_targets_are_the_bodys_then_the_headers_then_the_defaults(
+def test_latency_targets_come_from_body_then_headers_then_defaults(
     headers: dict[str, str], fields: dict[str, float], defaults: LatencyTargets, expected: LatencyTargets
 ) -> None:
     assert latency_targets(headers, fields, defaults, arrived_s=10.0) == expected

@@ -88,7 +88,7 @@ def test_a_message_has_anthropics_shape(server: DryServer) -> None:
     assert usage["output_tokens"] == len(ANSWER.encode()) + 1
 
 
-def test_a_stream_tells_the_same(server: DryServer) -> None:
+def test_a_stream_equals_the_whole_answer(server: DryServer) -> None:
     stream = events(server, message())
     kinds = [event["type"] for event in stream]
     assert kinds[:3] == ["message_start", "ping", "content_block_start"]
@@ -101,7 +101,7 @@ def test_a_stream_tells_the_same(server: DryServer) -> None:
     assert answered == answer
 
 
-def test_usage_is_of_what_the_cache_had_what_it_got_and_the_rest(server: DryServer) -> None:
+def test_usage_counts_cache_reads_cache_writes_and_the_rest(server: DryServer) -> None:
     body = message("A sentence that nobody else sends, long enough for some blocks of the cache. " * 3)
     counted = post(server, {name: body[name] for name in ("model", "messages")}, PATH + "/count_tokens").json()
     cold, warm = whole(server, body)["usage"], whole(server, body)["usage"]
@@ -123,7 +123,7 @@ def test_usage_is_of_what_the_cache_had_what_it_got_and_the_rest(server: DryServ
         ({"stop_sequences": ["textwrap", "no"]}, "You said: What does ", "stop_sequence", "textwrap"),
     ],
 )
-def test_why_an_answer_ends(
+def test_stop_reason_by_ending(
     server: DryServer, fields: dict[str, Any], text: str | None, reason: str, sequence: str | None
 ) -> None:
     for answered in (whole(server, message(**fields)), joined(events(server, message(**fields)))):
@@ -136,7 +136,7 @@ TOOL = {"name": "get_weather", "input_schema": {"properties": {"city": {"type": 
 CALL = 'I look.<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
 
 
-def test_a_call_of_a_tool_is_a_block_and_its_result_goes_back(server: DryServer) -> None:
+def test_a_tool_call_is_a_block_and_its_result_is_accepted(server: DryServer) -> None:
     body = message(CALL, tools=[TOOL])  # the pretended model says it again
     for answered in (whole(server, body), joined(events(server, body))):
         text, call = answered["content"]
@@ -153,7 +153,7 @@ def test_a_call_of_a_tool_is_a_block_and_its_result_goes_back(server: DryServer)
 
 
 @pytest.mark.parametrize("content", [QUESTION, CALL])
-def test_a_stream_that_is_resumed_anywhere_tells_what_was_left(server: DryServer, content: str) -> None:
+def test_a_resumed_stream_sends_the_remaining_events(server: DryServer, content: str) -> None:
     body = message(content, tools=[TOOL], return_token_ids=True, seed=1)
     *events_before, message_delta, _ = events(server, body)
     steps: list[tuple[list[int], list[dict[str, Any]]]] = []  # the ids of each, and its events
@@ -179,17 +179,17 @@ def without_ids(stream: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return stream
 
 
-def test_tools_that_may_not_be_called_are_not(server: DryServer) -> None:
+def test_no_tool_is_called_when_tool_choice_is_none(server: DryServer) -> None:
     answered = whole(server, message(CALL, tools=[TOOL], tool_choice={"type": "none"}))
     assert [block["type"] for block in answered["content"]] == ["text"]
     assert answered["stop_reason"] == "end_turn"
 
 
-def test_more_tokens_than_the_context_has_are_cut_there(server: DryServer) -> None:
+def test_max_tokens_is_reduced_when_it_exceeds_the_context(server: DryServer) -> None:
     assert whole(server, message("x", max_tokens=10_000_000))["stop_reason"] == "end_turn"
 
 
-def test_the_beginning_of_an_answer_is_gone_on_with(server: DryServer) -> None:
+def test_a_prefilled_assistant_message_is_continued(server: DryServer) -> None:
     body = message("ab")
     body["messages"].append({"role": "assistant", "content": "You"})
     counted = post(server, {name: body[name] for name in ("model", "messages")}, PATH + "/count_tokens").json()
@@ -198,7 +198,7 @@ def test_the_beginning_of_an_answer_is_gone_on_with(server: DryServer) -> None:
     assert counted["input_tokens"] == server.client.post("/tokenize", json=text).json()["count"]
 
 
-def test_tokens_are_counted_however_many_they_are(server: DryServer) -> None:
+def test_count_tokens_answers_when_the_prompt_exceeds_the_context(server: DryServer) -> None:
     counted = post(server, {"model": "dry", "messages": message("x" * 100_000)["messages"]}, PATH + "/count_tokens")
     assert counted.json()["input_tokens"] > 100_000
 
@@ -226,7 +226,7 @@ def test_errors_have_anthropics_shape(
     assert answer["request_id"] == response.headers["request-id"]
 
 
-def test_errors_of_http_have_it_too(server: DryServer) -> None:
+def test_http_errors_have_anthropics_shape(server: DryServer) -> None:
     for response, status in (
         (server.client.get(PATH), 405),
         (server.client.post(PATH + "/batches", json={}), 404),
@@ -239,5 +239,5 @@ def test_errors_of_http_have_it_too(server: DryServer) -> None:
         assert response.json()["error"]["type"] == ("not_found_error" if status == 404 else "invalid_request_error")
 
 
-def test_more_tokens_than_any_context_holds_are_the_contexts(server: DryServer) -> None:
+def test_max_tokens_is_reduced_when_it_is_a_huge_integer(server: DryServer) -> None:
     assert whole(server, message(max_tokens=10**30))["stop_reason"] == "end_turn"

@@ -44,14 +44,14 @@ def client(server: DryServer) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
-def test_it_starts_in_two_seconds_without_torch(server: DryServer) -> None:
+def test_a_dry_server_starts_quickly_without_torch(server: DryServer) -> None:
     assert server.start_cpu_s < 6  # of both processes, which take 2 s side by side on a quiet machine
     for pid in (server.process.pid, server.core_pid):
         with open(f"/proc/{pid}/maps") as maps:
             assert "torch" not in maps.read()
 
 
-def test_health_models_and_unknown_paths(server: DryServer) -> None:
+def test_health_models_and_unknown_paths_answer(server: DryServer) -> None:
     assert server.client.get("/healthz").json()["status"] == "ok"
     assert server.client.get("/healthz").json()["model"] == "dry"
     assert [model["id"] for model in server.client.get("/v1/models").json()["data"]] == ["dry", "other-name"]
@@ -69,7 +69,7 @@ def test_health_models_and_unknown_paths(server: DryServer) -> None:
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
-def test_vllms_paths_answer_as_its_clients_expect(server: DryServer) -> None:
+def test_vllm_paths_answer_as_its_clients_expect(server: DryServer) -> None:
     for response in (server.client.get("/health"), server.client.get("/ping"), server.client.post("/ping")):
         assert (response.status_code, response.content) == (200, b"")
     assert server.client.get("/version").json() == {"version": mini_infer_engine.__version__}
@@ -80,7 +80,7 @@ def test_vllms_paths_answer_as_its_clients_expect(server: DryServer) -> None:
     assert server.client.get("/v1/models").json()["data"][0]["created"] > 1_700_000_000
 
 
-def test_openai_client_chats_whole_and_in_a_stream(client: openai.OpenAI) -> None:
+def test_openai_client_chats_with_and_without_stream(client: openai.OpenAI) -> None:
     messages = [{"role": "user", "content": QUESTION}]
     whole = client.chat.completions.create(model="dry", messages=messages)  # type: ignore[arg-type]
     assert whole.choices[0].message.content == ANSWER
@@ -128,7 +128,7 @@ def without_vllms(body: Any) -> Any:
     return body
 
 
-def test_bodies_have_openais_fields_and_no_others(server: DryServer) -> None:
+def test_answers_have_openais_fields_and_no_others(server: DryServer) -> None:
     ChatCompletion.model_validate(without_vllms(post(server, chat()).json()), extra="forbid")
     for chunk in map(without_vllms, stream(server, chat())):
         ChatCompletionChunk.model_validate(chunk, extra="forbid")
@@ -140,7 +140,7 @@ def test_bodies_have_openais_fields_and_no_others(server: DryServer) -> None:
     assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)  # type: ignore[index]
 
 
-def test_several_prompts_and_choices_keep_their_indices(server: DryServer) -> None:
+def test_choices_keep_their_indices_when_there_are_several_prompts(server: DryServer) -> None:
     body = {"model": "dry", "prompt": ["one", [ord("t"), ord("w"), ord("o")]], "n": 2}
     answer = post(server, body, "/v1/completions").json()
     assert [choice["text"] for choice in answer["choices"]] == ["one", "one", "two", "two"]
@@ -153,7 +153,7 @@ def test_several_prompts_and_choices_keep_their_indices(server: DryServer) -> No
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_stop_strings_over_token_borders_end_text_and_usage(server: DryServer, streams: bool) -> None:
+def test_text_ends_when_a_stop_string_spans_tokens(server: DryServer, streams: bool) -> None:
     fields = {"stop": ["dent do", "never"], "stream_options": {"include_usage": True}}
     if streams:
         *chunks, usage_chunk = stream(server, chat(**fields))
@@ -168,7 +168,7 @@ def test_stop_strings_over_token_borders_end_text_and_usage(server: DryServer, s
     assert usage["completion_tokens"] == ANSWER.index("dent do") + len("dent do")  # type: ignore[index]
 
 
-def test_a_repeated_prompt_hits_the_cache_and_says_so(server: DryServer) -> None:
+def test_cached_tokens_are_reported_when_a_prompt_is_repeated(server: DryServer) -> None:
     prompt = f"{time.time()} " * 20
     cached = [
         post(server, chat(prompt, max_tokens=1)).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
@@ -179,7 +179,7 @@ def test_a_repeated_prompt_hits_the_cache_and_says_so(server: DryServer) -> None
     assert salted["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-def test_length_min_tokens_and_token_ids(server: DryServer) -> None:
+def test_length_min_tokens_and_token_ids_are_respected(server: DryServer) -> None:
     answer = post(server, chat("x", max_completion_tokens=3, return_token_ids=True)).json()["choices"][0]
     assert (answer["message"]["content"], answer["finish_reason"]) == ("You", "length")
     assert answer["token_ids"] == list(b"You")
@@ -193,7 +193,7 @@ def test_length_min_tokens_and_token_ids(server: DryServer) -> None:
     assert (by_string["finish_reason"], by_string["stop_reason"]) == ("stop", "said")
 
 
-def test_the_clients_request_id_is_the_id_and_comes_back(server: DryServer) -> None:
+def test_the_clients_request_id_is_used_and_returned(server: DryServer) -> None:
     response = server.client.post("/v1/chat/completions", json=chat("x"), headers={"x-request-id": "my-id"})
     assert response.headers["x-request-id"] == "my-id"
     assert response.json()["id"] == "chatcmpl-my-id"
@@ -206,7 +206,7 @@ def test_the_clients_request_id_is_the_id_and_comes_back(server: DryServer) -> N
     assert bad.status_code == 400
 
 
-def test_many_clients_get_their_own_text(server: DryServer) -> None:
+def test_many_concurrent_clients_get_their_own_text(server: DryServer) -> None:
     async def send_request(client: httpx.AsyncClient, index: int) -> None:
         body = chat(f"question {index} " * (index % 5 + 1), stream=bool(index % 2))
         headers = {"x-request-id": "not-unique"} if index % 3 else {}
@@ -232,7 +232,7 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: applicat
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_client_that_leaves_stops_its_sequence(server: DryServer, streams: bool) -> None:
+def test_a_sequence_is_aborted_when_its_client_disconnects(server: DryServer, streams: bool) -> None:
     body = json.dumps(chat("x", ignore_eos=True, max_tokens=4000, stream=streams)).encode()
     before = server.metric("vllm:generation_tokens_total")
     host, port = server.url.removeprefix("http://").split(":")
@@ -244,7 +244,7 @@ def test_a_client_that_leaves_stops_its_sequence(server: DryServer, streams: boo
     assert server.client.get("/drain").json()["running"] == 0
 
 
-def test_a_second_try_under_the_same_id_gets_its_own_text_only(server: DryServer) -> None:
+def test_a_retry_gets_its_own_text_when_it_has_the_same_request_id(server: DryServer) -> None:
     headers = {"x-request-id": "again"}
     for attempt in range(10):
         first = {"model": "dry", "prompt": "wrong", "ignore_eos": True, "max_tokens": 3000, "stream": True}
@@ -255,7 +255,7 @@ def test_a_second_try_under_the_same_id_gets_its_own_text_only(server: DryServer
         assert answer["choices"][0]["text"] == f"right {attempt}"
 
 
-def test_tokenize_and_detokenize(server: DryServer) -> None:
+def test_tokenize_and_detokenize_answer(server: DryServer) -> None:
     answer = post(server, {"prompt": "hé"}, "/tokenize").json()
     assert answer == {"count": 3, "tokens": [104, 195, 169], "token_strs": None, "max_model_len": 4096}
     assert post(server, {"tokens": [104, 195, 169]}, "/detokenize").json() == {"prompt": "hé"}
@@ -273,7 +273,7 @@ def test_prompt_assets_have_an_etag(server: DryServer) -> None:
     assert (again.status_code, again.content) == (304, b"")
 
 
-def test_metrics_tell_of_requests_tokens_and_the_pool(server: DryServer) -> None:
+def test_metrics_report_requests_tokens_and_kv_pool(server: DryServer) -> None:
     before = server.metric("mini_infer_engine_generation_tokens_total")
     post(server, chat("x", max_tokens=5))
     assert server.metric("mini_infer_engine_generation_tokens_total") == before + 5
@@ -283,14 +283,14 @@ def test_metrics_tell_of_requests_tokens_and_the_pool(server: DryServer) -> None
     assert 'vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",kv_cache_max_concurrency="' in text
 
 
-def test_a_character_that_max_tokens_cuts_is_left_out(server: DryServer) -> None:
+def test_an_incomplete_character_is_omitted_when_max_tokens_cuts_it(server: DryServer) -> None:
     count = len("You said: 😀".encode()) - 1
     assert post(server, chat("😀", max_tokens=count)).json()["choices"][0]["message"]["content"] == "You said: "
     chunks = stream(server, chat("😀", max_tokens=count))
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "You said: "  # type: ignore[index]
 
 
-def test_clients_that_leave_are_counted(server: DryServer) -> None:
+def test_aborts_are_counted_when_clients_disconnect(server: DryServer) -> None:
     name = 'mini_infer_engine_requests_total{finish_reason="abort"}'
     body = chat("x", ignore_eos=True, max_tokens=3000, stream=True)
 
@@ -304,7 +304,7 @@ def test_clients_that_leave_are_counted(server: DryServer) -> None:
     wait_until(lambda: aborted() == before + 1)
 
 
-def test_a_large_body_is_refused_before_it_is_read(server: DryServer) -> None:
+def test_a_body_is_refused_before_it_is_read_when_it_is_too_large(server: DryServer) -> None:
     response = post(server, chat("x" * 300_000))
     assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
 
@@ -319,7 +319,7 @@ JSON = {"content-type": "application/json"}
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
-def test_only_json_is_read_and_it_may_be_compressed(server: DryServer, path: str) -> None:
+def test_only_json_bodies_are_read_also_when_compressed(server: DryServer, path: str) -> None:
     body = json.dumps(chat("x" * 1000)).encode()
     for headers in ({}, {"content-type": "text/plain"}, {"content-type": "application/x-www-form-urlencoded"}):
         refused = server.client.post(path, content=body, headers=headers)
@@ -355,7 +355,7 @@ REFUSED: list[tuple[str, object, int, str | None]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "status", "param"), REFUSED)
-def test_what_cannot_be_served_is_refused_by_name(
+def test_a_request_is_refused_by_name_when_it_cannot_be_served(
     server: DryServer, path: str, body: object, status: int, param: str | None
 ) -> None:
     response = post(server, body, path)
@@ -372,7 +372,7 @@ def test_both_lengths_are_reported_when_a_prompt_is_too_long(server: DryServer) 
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b'{"model": "dry"', b"[" * 100_000, b'{"a": NaN}'])
-def test_malformed_json_is_refused(server: DryServer, body: bytes) -> None:
+def test_a_request_is_refused_when_its_json_is_malformed(server: DryServer, body: bytes) -> None:
     response = server.client.post("/v1/chat/completions", content=body, headers=JSON)
     assert response.status_code == 400
     assert "JSON" in response.json()["error"]["message"]
@@ -380,7 +380,7 @@ def test_malformed_json_is_refused(server: DryServer, body: bytes) -> None:
 
 @pytest.mark.parametrize("include_usage", [False, True])
 @pytest.mark.parametrize("fields", [{}, {"stop": ["dedent", "zzz"]}, {"max_tokens": 20}, {"min_tokens": 50}])
-def test_a_stream_that_is_resumed_anywhere_tells_what_was_left(
+def test_a_resumed_stream_sends_the_remaining_events(
     server: DryServer, fields: dict[str, object], include_usage: bool
 ) -> None:
     requested = chat(return_token_ids=True, stream_options={"include_usage": include_usage}, **fields)
@@ -407,7 +407,9 @@ def test_a_stream_that_is_resumed_anywhere_tells_what_was_left(
 
 
 @pytest.mark.parametrize("fields", [{"n": 2}, {"stream": False}, {"resume_token_ids": [99_999]}])
-def test_what_cannot_be_resumed_is_refused(server: DryServer, fields: dict[str, object]) -> None:
+def test_resume_token_ids_are_refused_when_the_request_cannot_be_resumed(
+    server: DryServer, fields: dict[str, object]
+) -> None:
     response = post(server, chat(resume_token_ids=[65], stream=True) | fields)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "resume_token_ids"

@@ -16,7 +16,7 @@ def rendered(server: DryServer, body: dict[str, Any], path: str = CHAT) -> Any:
     return response.json()
 
 
-def test_a_chat_becomes_the_prompt_that_is_generated_from(server: DryServer) -> None:
+def test_render_returns_the_prompt_of_a_chat(server: DryServer) -> None:
     answer = rendered(server, {"messages": MESSAGES, "temperature": 0.25, "stop": "END", "max_tokens": 7})
     assert answer["prompt"] == "<|im_start|>user\nZoë says hi<|im_end|>\n<|im_start|>assistant\n"
     assert answer["request_id"].startswith("chatcmpl-")
@@ -33,7 +33,7 @@ def test_a_chat_becomes_the_prompt_that_is_generated_from(server: DryServer) -> 
     assert (answer["stream"], answer["stream_options"]) == (False, None)
 
 
-def test_each_prompt_of_a_completion_is_rendered(server: DryServer) -> None:
+def test_render_returns_each_prompt_of_a_completion(server: DryServer) -> None:
     first, second = rendered(server, {"prompt": ["ab", "c"], "n": 2, "stream": True}, COMPLETIONS)
     assert (first["prompt"], second["prompt"]) == ("ab", "c")
     assert first["token_ids"] == [*b"ab"]
@@ -41,12 +41,12 @@ def test_each_prompt_of_a_completion_is_rendered(server: DryServer) -> None:
     assert first["stream_options"] == {"include_usage": False, "continuous_usage_stats": False}
 
 
-def test_without_a_limit_the_rest_of_the_context_is_left(server: DryServer) -> None:
+def test_rendered_max_tokens_is_the_rest_of_the_context_when_none_is_given(server: DryServer) -> None:
     answer = rendered(server, {"messages": MESSAGES})
     assert answer["sampling_params"]["max_tokens"] == 4096 - len(answer["token_ids"])
 
 
-def test_what_would_be_refused_is(server: DryServer) -> None:
+def test_render_refuses_what_generation_refuses(server: DryServer) -> None:
     def status(body: dict[str, Any]) -> httpx.Response:
         return server.client.post(CHAT + "/render", json=body)
 

@@ -24,12 +24,12 @@ def create(client: openai.OpenAI, text: object = "hello", **fields: Any) -> Resp
     return made
 
 
-def test_every_field_of_openais_is_known() -> None:
+def test_every_field_of_openais_schema_is_known() -> None:
     fields = set(response_create_params.ResponseCreateParamsBase.__annotations__) | {"stream"}
     assert fields <= {*ResponsesRequest.__struct_fields__, *ResponsesRequest.neutral}
 
 
-def test_a_response_tells_its_request_and_what_it_took(client: openai.OpenAI) -> None:
+def test_a_response_has_the_fields_of_its_request_and_usage(client: openai.OpenAI) -> None:
     answered: Any = {"metadata": {"a": "b"}, "user": "me", "service_tier": "flex"}
     response = create(client, instructions="be brief", max_output_tokens=100, top_p=0.5, **answered)
     assert (response.service_tier, create(client).service_tier) == ("flex", "default")
@@ -83,7 +83,7 @@ REQUIRED = [
 """Of a response, by the schema of https://www.openresponses.org; some may be null, and none may be missing."""
 
 
-def test_no_field_is_missing_that_the_schema_requires(server: DryServer) -> None:
+def test_responses_have_every_required_field_of_the_schema(server: DryServer) -> None:
     requested = {"tools": [{"type": "function", "name": "look"}], "presence_penalty": 0.5}
     form = {"type": "json_schema", "name": "any", "schema": {"type": "object"}}
     for more in (requested, requested | {"background": True}, {"tools": [], "text": {"format": form}}):
@@ -98,7 +98,7 @@ TOOL_FIELDS = ("description", "parameters", "strict")
 """That a function of an answer always has."""
 
 
-def test_obfuscated_deltas_have_lengths_that_tell_little(server: DryServer) -> None:
+def test_response_deltas_are_padded_when_obfuscation_is_requested(server: DryServer) -> None:
     body = {"model": MODEL, "input": "hello", "stream": True, "stream_options": {"include_obfuscation": True}}
     for options, is_padded in ((True, True), (False, False)):
         body["stream_options"] = {"include_obfuscation": options}
@@ -110,7 +110,7 @@ def test_obfuscated_deltas_have_lengths_that_tell_little(server: DryServer) -> N
         assert ({(len(events[index].encode()) + 2) % 64 for index in deltas} == {0}) is is_padded
 
 
-def test_a_stream_adds_up_to_the_response(client: openai.OpenAI) -> None:
+def test_a_responses_stream_adds_up_to_the_response(client: openai.OpenAI) -> None:
     whole = create(client)
     events = list(client.responses.create(model=MODEL, input="hello", stream=True))
     assert [event.type for event in events[:4]] == [
@@ -130,7 +130,7 @@ def test_a_stream_adds_up_to_the_response(client: openai.OpenAI) -> None:
     assert events[0].response.id == last.response.id == client.responses.retrieve(last.response.id).id  # type: ignore[union-attr]
 
 
-def test_a_limit_leaves_it_incomplete_and_it_can_be_gone_on_from(client: openai.OpenAI) -> None:
+def test_a_response_is_incomplete_and_can_be_continued_when_max_output_tokens_cuts_it(client: openai.OpenAI) -> None:
     for stream in (False, True):
         made = client.responses.create(model=MODEL, input="hello", max_output_tokens=4, stream=stream)
         response: Any = list(made)[-1].response if stream else made  # type: ignore[union-attr]
@@ -140,7 +140,7 @@ def test_a_limit_leaves_it_incomplete_and_it_can_be_gone_on_from(client: openai.
         assert create(client, "more", previous_response_id=response.id).output_text == "You said: more"
 
 
-def test_previous_responses_are_the_beginning_of_the_prompt(client: openai.OpenAI) -> None:
+def test_previous_responses_precede_the_prompt(client: openai.OpenAI) -> None:
     first = create(client, "my name is Mark", instructions="be brief")
     second = create(client, "and yours?", previous_response_id=first.id)
     assert second.previous_response_id == first.id
@@ -166,7 +166,7 @@ def test_previous_responses_are_the_beginning_of_the_prompt(client: openai.OpenA
     assert other.output_text == "You said: and hers?"
 
 
-def test_what_is_deleted_or_not_stored_is_not_there(client: openai.OpenAI) -> None:
+def test_a_response_is_not_found_when_it_was_deleted_or_not_stored(client: openai.OpenAI) -> None:
     unstored, stored = create(client, store=False), create(client)
     assert client.responses.retrieve(stored.id) == stored
     client.responses.delete(stored.id)
@@ -178,7 +178,7 @@ def test_what_is_deleted_or_not_stored_is_not_there(client: openai.OpenAI) -> No
         assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
 
 
-def test_another_key_sees_nothing(server: DryServer, client: openai.OpenAI) -> None:
+def test_a_response_is_not_found_when_another_key_asks_for_it(server: DryServer, client: openai.OpenAI) -> None:
     response = create(client)
     other = client.with_options(api_key="two")
     for call in (
@@ -199,7 +199,7 @@ def finished(client: openai.OpenAI, response_id: str) -> Response:
     return client.responses.retrieve(response_id)
 
 
-def test_in_the_background(client: openai.OpenAI) -> None:
+def test_a_background_response_completes(client: openai.OpenAI) -> None:
     begun = create(client, background=True)
     assert (begun.status, begun.output, begun.background) == ("queued", [], True)
     response = finished(client, begun.id)
@@ -211,7 +211,7 @@ def test_in_the_background(client: openai.OpenAI) -> None:
         client.responses.cancel(create(client).id)
 
 
-def test_a_stream_in_the_background_can_be_left_and_joined_again(client: openai.OpenAI) -> None:
+def test_a_background_stream_can_be_left_and_resumed(client: openai.OpenAI) -> None:
     stream = client.responses.create(model=MODEL, input="hello", background=True, stream=True)
     first = next(iter(stream))
     assert first.type == "response.created"
@@ -228,7 +228,7 @@ def test_a_stream_in_the_background_can_be_left_and_joined_again(client: openai.
 @pytest.mark.parametrize(
     "query", ["stream=true&starting_after=-5", "stream=perhaps", "starting_after=x", f"starting_after={'9' * 5000}"]
 )
-def test_a_query_that_is_wrong_is_named(server: DryServer, query: str) -> None:
+def test_the_error_names_a_query_parameter_when_it_is_invalid(server: DryServer, query: str) -> None:
     body = {"model": MODEL, "input": "hi", "background": True, "stream": True}
     first = server.client.post("/v1/responses", json=body).text.split("\n\n")[0]
     response_id = json.loads(first.partition("\ndata: ")[2])["response"]["id"]
@@ -237,7 +237,7 @@ def test_a_query_that_is_wrong_is_named(server: DryServer, query: str) -> None:
     assert answer.json()["error"]["param"] in ("stream", "starting_after")
 
 
-def test_cancelling_stops_the_engine_and_stays(server: DryServer, client: openai.OpenAI) -> None:
+def test_cancelling_a_background_response_stops_the_engine(server: DryServer, client: openai.OpenAI) -> None:
     before = server.metric("vllm:num_requests_running")
     begun = create(client, "x" * 3000, background=True)
     wait_until(lambda: client.responses.retrieve(begun.id).status == "in_progress")
@@ -246,7 +246,7 @@ def test_cancelling_stops_the_engine_and_stays(server: DryServer, client: openai
     assert client.responses.retrieve(begun.id).status == "cancelled"
 
 
-def test_what_fails_in_the_background_says_why(client: openai.OpenAI) -> None:
+def test_a_background_response_has_its_error_when_it_fails(client: openai.OpenAI) -> None:
     begun = create(client, "x" * 5000, background=True)
     response = finished(client, begun.id)
     assert response.status == "failed"
@@ -282,13 +282,13 @@ def test_what_fails_in_the_background_says_why(client: openai.OpenAI) -> None:
         ({"input": "x" * 5000}, "input"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(server: DryServer, fields: dict[str, Any], param: str) -> None:
+def test_an_unsupported_field_is_refused_by_name(server: DryServer, fields: dict[str, Any], param: str) -> None:
     answer = server.client.post("/v1/responses", json={"model": MODEL, "input": "hi"} | fields)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
 
 
-def test_tokens_of_an_input_are_counted(client: openai.OpenAI) -> None:
+def test_input_tokens_are_counted(client: openai.OpenAI) -> None:
     first = create(client)
     assert first.usage is not None
     counted = client.responses.input_tokens.count(model=MODEL, input="hello")
@@ -299,7 +299,7 @@ def test_tokens_of_an_input_are_counted(client: openai.OpenAI) -> None:
     assert counted.input_tokens == second.usage.input_tokens
 
 
-def test_fields_of_generation_beside_openais_work(client: openai.OpenAI) -> None:
+def test_vllms_generation_fields_work_on_responses(client: openai.OpenAI) -> None:
     stopped = create(client, "abc", extra_body={"stop": "d: a", "seed": 4, "top_k": 3, "ignore_eos": False})
     assert stopped.output_text == "You sai"
     longer = create(client, "abc", extra_body={"ignore_eos": True}, max_output_tokens=30)
@@ -310,7 +310,7 @@ def test_fields_of_generation_beside_openais_work(client: openai.OpenAI) -> None
     assert "abc" in raw["input_messages"][0]["message"]  # type: ignore[index]
 
 
-def test_a_gateway_before_it_keeps_responses_itself(server: DryServer) -> None:
+def test_nothing_is_stored_when_a_gateway_stores_responses(server: DryServer) -> None:
     kept = {"id": "resp_mine", "previous_response_id": "resp_other", "background": True}
     answer = server.client.post(
         "/v1/responses",
@@ -321,7 +321,7 @@ def test_a_gateway_before_it_keeps_responses_itself(server: DryServer) -> None:
     assert server.client.get("/v1/responses/resp_mine").status_code == 404
 
 
-def test_a_stream_that_is_resumed_anywhere_tells_what_was_left(server: DryServer) -> None:
+def test_a_resumed_stream_sends_the_remaining_events(server: DryServer) -> None:
     kept = {"x-mini-infer-response": '{"id": "resp_1", "created_at": 5}'}
     body = {"model": MODEL, "input": "hello there", "stream": True, "return_token_ids": True, "seed": 1}
 
@@ -362,13 +362,13 @@ def test_a_stream_that_is_resumed_anywhere_tells_what_was_left(server: DryServer
         ("POST", "/v1/responses/resp_1/cancel", 404),
     ],
 )
-def test_other_paths_and_methods(server: DryServer, method: str, path: str, status: int) -> None:
+def test_other_paths_and_methods_get_their_error(server: DryServer, method: str, path: str, status: int) -> None:
     answer: httpx.Response = server.client.request(method, path)
     assert answer.status_code == status
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
-def test_a_client_that_goes_leaves_nothing_behind(server: DryServer) -> None:
+def test_a_response_is_aborted_when_its_client_disconnects(server: DryServer) -> None:
     before = server.metric("vllm:num_requests_running")
     body = {"model": MODEL, "input": "x" * 3000, "stream": True}
     with server.client.stream("POST", "/v1/responses", json=body) as answer:

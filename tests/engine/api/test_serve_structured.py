@@ -42,7 +42,7 @@ def test_answers_match_the_requested_structure(server: DryServer, path: str) -> 
     assert (message_part["choices"][0]["finish_reason"], message_part["choices"][0]["stop_reason"]) == ("stop", None)
 
 
-def test_a_stream_tells_the_same_text(server: DryServer) -> None:
+def test_a_structured_stream_equals_the_whole_answer(server: DryServer) -> None:
     [whole] = texts(post(server, CHAT, response_format=SCHEMA))
     events = post(server, CHAT, response_format=SCHEMA, stream=True).text.split("\n\n")
     chunks = [json.loads(event.removeprefix("data: ")) for event in events if event and "[DONE]" not in event]
@@ -63,7 +63,7 @@ def test_a_stream_tells_the_same_text(server: DryServer) -> None:
         ({"structured_outputs": {"regex": "a+", "choice": ["a"]}}, "structured_outputs", "exactly one"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_enforced_is_refused_by_name(
+def test_a_schema_is_refused_by_name_when_it_cannot_be_enforced(
     server: DryServer, fields: Any, param: str, message_part: str
 ) -> None:
     for path in (CHAT, COMPLETIONS):
@@ -73,7 +73,7 @@ def test_what_cannot_be_enforced_is_refused_by_name(
         assert message_part in error["message"]
 
 
-def test_an_intersection_with_nothing_in_it_is_the_requests_own_error(server: DryServer) -> None:
+def test_a_request_gets_400_when_grammar_and_stop_tokens_leave_no_token(server: DryServer) -> None:
     response = post(server, COMPLETIONS, structured_outputs={"choice": ["ab"]}, stop_token_ids=[97])
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == "structured_outputs"

@@ -41,7 +41,7 @@ def text_of(event: dict[str, Any]) -> str:
     return str(event["response"]["output"][0]["content"][0]["text"])
 
 
-def test_openais_client_goes_on_in_a_connection(client: openai.OpenAI) -> None:
+def test_openai_client_continues_a_conversation_over_a_websocket(client: openai.OpenAI) -> None:
     with client.responses.connect() as connection:
         previous, texts = None, []
         for text in ("hello", "again"):
@@ -57,7 +57,7 @@ def test_openais_client_goes_on_in_a_connection(client: openai.OpenAI) -> None:
         assert texts == ["You said: hello", "You said: again"]
 
 
-def test_what_is_not_stored_is_the_connections_and_the_rest_the_clients(
+def test_unstored_responses_belong_to_their_websocket_and_stored_ones_to_the_key(
     server: DryServer, client: openai.OpenAI
 ) -> None:
     with dial(server) as connection:
@@ -76,7 +76,7 @@ def test_what_is_not_stored_is_the_connections_and_the_rest_the_clients(
     assert made.output_text == "You said: and now?"
 
 
-def test_input_can_be_remembered_before_it_is_needed(server: DryServer) -> None:
+def test_input_is_kept_for_a_later_response_when_generate_is_false(server: DryServer) -> None:
     with dial(server) as connection:
         send_request(connection, input="a beginning", generate=False, store=False)
         event = next_end(connection)
@@ -109,7 +109,7 @@ def test_the_connection_stays_when_a_request_has_an_error(server: DryServer) -> 
         assert text_of(next_end(connection)) == "You said: hello"
 
 
-def test_input_that_is_to_steer_a_response_comes_back(client: openai.OpenAI) -> None:
+def test_steer_input_is_refused_and_returned(client: openai.OpenAI) -> None:
     with client.responses.connect() as line:
         line.send({"type": "response.steer", "previous_response_id": "resp_1", "input": "be brief"})
         event = line.recv()
@@ -120,7 +120,7 @@ def test_input_that_is_to_steer_a_response_comes_back(client: openai.OpenAI) -> 
         assert line.recv().type == "response.created"
 
 
-def test_lanes_run_beside_each_other_and_in_one_all_in_order(server: DryServer) -> None:
+def test_websocket_streams_run_concurrently_and_each_in_order(server: DryServer) -> None:
     with dial(server) as connection:
         for lane in ("a", "b"):
             for text in ("one", "two"):
@@ -131,7 +131,7 @@ def test_lanes_run_beside_each_other_and_in_one_all_in_order(server: DryServer) 
             assert answered == [f"You said: {lane} one", f"You said: {lane} two"]
 
 
-def test_there_is_an_end_to_what_may_wait(server: DryServer) -> None:
+def test_websocket_requests_are_refused_when_too_many_wait(server: DryServer) -> None:
     with dial(server) as connection:
         for number in range(17):
             send_request(connection, input="x" * 300, stream_id=str(number))
@@ -140,7 +140,7 @@ def test_there_is_an_end_to_what_may_wait(server: DryServer) -> None:
         assert refused == ["too_many_responses"]
 
 
-def test_a_client_that_goes_stops_the_engine(server: DryServer) -> None:
+def test_requests_are_aborted_when_a_websocket_closes(server: DryServer) -> None:
     before = server.metric("vllm:num_requests_running")
     with dial(server) as connection:
         send_request(connection, input="x" * 3000)
@@ -148,6 +148,6 @@ def test_a_client_that_goes_stops_the_engine(server: DryServer) -> None:
     wait_until(lambda: server.metric("vllm:num_requests_running") <= before)
 
 
-def test_there_is_no_websocket_elsewhere(server: DryServer) -> None:
+def test_a_websocket_is_refused_when_its_path_is_unknown(server: DryServer) -> None:
     with pytest.raises(InvalidStatus):
         dial(server, "/v1/chat/completions")

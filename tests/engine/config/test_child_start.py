@@ -16,7 +16,7 @@ print("told to leave", flush=True)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux'")
-def test_a_child_outlives_the_thread_that_started_it() -> None:
+def test_a_child_process_survives_when_its_starting_thread_ends() -> None:
     children: list[subprocess.Popen[bytes]] = []
 
     def start() -> None:

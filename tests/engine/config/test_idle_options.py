@@ -41,11 +41,13 @@ NGRAM = "needs --speculative-method ngram"
         ({"quantization_calibration": "none", "quantization": "w8a8-int8"}, []),
     ],
 )
-def test_options_need_what_they_belong_to(options: dict[str, Any], idle: list[str]) -> None:
+def test_idle_options_are_listed_when_what_they_need_is_off(options: dict[str, Any], idle: list[str]) -> None:
     assert idle_options(EngineSettings(model="demo", **options)) == idle
 
 
-def test_a_server_and_llm_warn_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_and_llm_warn_once_about_idle_options(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cli, "configure_logging", lambda *_: None)  # it would take the log from this test
     monkeypatch.setattr(cli, "run", lambda *_: 0)
     for start in (

@@ -22,17 +22,17 @@ def fields_of(**quantization: Any) -> Fields:
         (None, None),
     ],
 )
-def test_the_scheme_of_keys_and_values(scheme: dict[str, Any] | None, expected: str | None) -> None:
+def test_kv_cache_dtype_is_read_from_kv_cache_scheme(scheme: dict[str, Any] | None, expected: str | None) -> None:
     assert parse_kv_cache_dtype(fields_of(kv_cache_scheme=scheme)) == expected
     assert parse_kv_cache_dtype(Fields(Path("config.json"), {})) is None
 
 
-def test_a_checkpoint_may_quantise_nothing_else() -> None:
+def test_weights_are_unquantised_when_only_kv_cache_scheme_is_given() -> None:
     fields = fields_of(kv_cache_scheme={"num_bits": 8, "type": "float"}, config_groups={})
     assert parse_quantization(fields) is None
 
 
-def test_autofp8_says_static() -> None:
+def test_kv_cache_dtype_is_fp8_when_autofp8_says_static() -> None:
     raw = {"quant_method": "fp8", "activation_scheme": "static", "kv_cache_scheme": "static"}
     assert parse_kv_cache_dtype(Fields(Path("config.json"), {"quantization_config": raw})) == "fp8"
     assert (

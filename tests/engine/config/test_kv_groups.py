@@ -69,7 +69,7 @@ def test_layout_is_uniform_when_nothing_is_ever_behind_a_window() -> None:
 
 
 @pytest.mark.parametrize("window", [1, 2, 16, 17, 31])
-def test_skipped_tokens_are_those_that_no_later_token_sees(window: int) -> None:
+def test_skipped_tokens_are_those_outside_every_later_window(window: int) -> None:
     (group,) = kv_cache_config([window], max_model_len=100).groups
     for num_computed in range(60):
         seen_by_next = set(range(num_computed - window + 1, num_computed))
@@ -94,7 +94,7 @@ def test_most_pages_bound_what_a_prefill_uses_when_pages_behind_the_window_are_f
         assert used <= group.most_pages(num_prompt + 1, page_size, chunk)
 
 
-def test_longest_sequence_is_that_whose_pages_fill_the_pool() -> None:
+def test_the_longest_sequence_fills_the_pool() -> None:
     for kv_cache in (uniform_kv_cache(2), kv_cache_config([None, 50], 1_000), kv_cache_config([None, 50, 30], 1_000)):
         for num_pages in (0, 1, 2, 7, 30):
             tokens = kv_cache.most_tokens(num_pages, 16, 20)
@@ -102,7 +102,7 @@ def test_longest_sequence_is_that_whose_pages_fill_the_pool() -> None:
     assert kv_cache_config([50], 1_000).most_tokens(8, 16, 20) > 1 << 30
 
 
-def test_description_names_windows_once_for_equal_groups() -> None:
+def test_kv_groups_description_merges_equal_groups() -> None:
     assert str(kv_cache_config([64, None, 64], 1_000)) == (
         "1 layers with all tokens, 2 times 1 layers with a window of 64 tokens"
     )

@@ -32,6 +32,6 @@ def test_ports_listen_on_loopback_when_nothing_proves_membership(
     assert ports.secret == secret
 
 
-def test_the_key_is_in_no_repr() -> None:
+def test_peer_keys_are_not_in_any_repr() -> None:
     assert SECRET.hex() not in repr(peer_ports("::", SECRET, allow_unauthenticated=False))
     assert PeerPorts().secret is None

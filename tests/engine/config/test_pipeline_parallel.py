@@ -21,14 +21,14 @@ from mini_infer_engine.config.parallelism.pipeline_parallel import split_layers
         (6, 2, 30.0, [5, 1]),  # a small model with a large vocabulary
     ],
 )
-def test_the_last_stage_has_fewer_layers_for_it_has_the_head(
+def test_the_last_pipeline_stage_has_fewer_layers_because_of_the_head(
     num_layers: int, num_stages: int, head_layers: float, sizes: list[int]
 ) -> None:
     assert [len(stage) for stage in split_layers(num_layers, num_stages, head_layers)] == sizes
 
 
 @given(st.integers(1, 80), st.integers(1, 16), st.floats(0, 40))
-def test_every_layer_is_somewhere_once_and_in_order(num_layers: int, num_stages: int, head_layers: float) -> None:
+def test_every_layer_is_in_one_pipeline_stage_in_order(num_layers: int, num_stages: int, head_layers: float) -> None:
     if num_stages > num_layers:
         with pytest.raises(ValueError, match="choose a smaller --pipeline-parallel-size"):
             split_layers(num_layers, num_stages, head_layers)

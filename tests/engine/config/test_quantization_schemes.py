@@ -83,7 +83,7 @@ def kind_of(schemes: Schemes, layer: str) -> str:
     ],
 )
 @pytest.mark.parametrize("order", [1, -1])
-def test_the_most_specific_target_wins(
+def test_the_most_specific_quantisation_target_wins(
     groups: list[tuple[str, list[str]]], ignore: list[str], expected: tuple[str, ...], order: int
 ) -> None:
     """As compressed-tensors has it, whatever the groups' order."""
@@ -103,7 +103,7 @@ def test_the_most_specific_target_wins(
         ({r".*down_proj": {"bits": 8}, r"-:.*\.mlp\..*": {}}, "int8"),
     ],
 )
-def test_the_first_dynamic_pattern_wins(dynamic: dict[str, Any], expected: str) -> None:
+def test_the_first_matching_dynamic_pattern_wins(dynamic: dict[str, Any], expected: str) -> None:
     schemes = parsed({"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": dynamic})
     assert kind_of(schemes, DOWN) == expected
     assert kind_of(schemes, Q) == "int4"
@@ -111,13 +111,13 @@ def test_the_first_dynamic_pattern_wins(dynamic: dict[str, Any], expected: str) 
 
 
 @pytest.mark.parametrize("head", [True, False])
-def test_gptq_of_some_modules_of_each_block(head: bool) -> None:
+def test_gptq_applies_to_the_listed_modules_of_each_block(head: bool) -> None:
     lists = [["self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj"], ["self_attn.o_proj"]]
     schemes = parsed({"quant_method": "gptq", "bits": 4, "modules_in_block_to_quantize": lists, "lm_head": head})
     assert [kind_of(schemes, layer) for layer in (Q, DOWN, HEAD)] == ["int4", "", "int4" if head else ""]
 
 
-def test_modelopts_mixed_precision_names_each_layer() -> None:
+def test_modelopts_mixed_precision_sets_each_layers_scheme() -> None:
     layers = {Q: {"quant_algo": "FP8"}, DOWN: {"quant_algo": "NVFP4", "group_size": 16}}
     raw = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
     schemes = parsed(raw)
@@ -139,7 +139,7 @@ def test_look_ups_are_quick_when_a_config_names_each_of_many_layers() -> None:
     assert time.process_time() - begin < 5  # 0.2 s; otherwise each of 10,000 is compared with 10,000
 
 
-def test_a_dynamic_pattern_changes_what_it_names_alone() -> None:
+def test_a_dynamic_pattern_changes_only_the_fields_that_it_names() -> None:
     common = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True, "lm_head": True}
     schemes = parsed(
         common | {"dynamic": {".*down_proj": {"group_size": 32}, "lm_head": {"bits": 8, "desc_act": False}}}
@@ -165,11 +165,11 @@ def test_a_dynamic_pattern_changes_what_it_names_alone() -> None:
         ([], False),
     ],
 )
-def test_ignored_are_names_beginnings_of_names_and_patterns(ignore: list[str], is_ignored: bool) -> None:
+def test_ignore_matches_names_prefixes_and_patterns(ignore: list[str], is_ignored: bool) -> None:
     assert (parsed(compressed([("fp8", ["Linear"])], ignore)).scheme_of(DOWN) is None) == is_ignored
 
 
-def test_the_reason_for_a_layers_scheme_is_named() -> None:
+def test_the_reason_for_a_layers_scheme_is_reported() -> None:
     schemes = parsed(compressed([("fp8", ["re:.*q_proj"])], ["lm_head"]))
     assert [schemes.reason_of(layer) for layer in (Q, DOWN, HEAD)] == ["target 're:.*q_proj'", "no target", "ignored"]
 
@@ -178,7 +178,7 @@ def test_the_reason_for_a_layers_scheme_is_named() -> None:
     ("locations", "is_online"),
     [([], False), (["weight_output", "weight_input"], False), (["weight_input", "input"], True), (["k_cache"], True)],
 )
-def test_transforms_of_activations_are_refused_and_those_in_the_weights_are_not(
+def test_activation_transforms_are_refused_and_weight_transforms_accepted(
     locations: list[str], is_online: bool
 ) -> None:
     """Of QuIP and SpinQuant, after compressed-tensors' `TransformConfig`."""
@@ -207,7 +207,7 @@ def test_transforms_of_activations_are_refused_and_those_in_the_weights_are_not(
         ({"ignore": ["re:)"]}, ["ignore", "')'", "regular expression"]),
     ],
 )
-def test_groups_that_cannot_be_read_are_refused(changes: dict[str, Any], words: list[str]) -> None:
+def test_quantisation_groups_are_refused_when_they_cannot_be_read(changes: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ModelError, match="quantization_config") as raised:
         parsed(compressed([("fp8", ["Linear"])], []) | changes)
     for word in words:

@@ -27,7 +27,7 @@ from mini_infer_engine.server.flags import options_from
         ("--role decode --transfer-port 0 --kv-transport nixl", "--role decode needs a transfer port"),
     ],
 )
-def test_what_would_move_nothing_without_a_transfer_port_is_a_fault(flags: str, fault: str | None) -> None:
+def test_kv_transfer_options_are_refused_when_there_is_no_transfer_port(flags: str, fault: str | None) -> None:
     value = make_parser().parse_args(["--model", "m", *flags.split()])
     found = missing_port_fault(options_from(value, ServerOptions), settings_from(value))
     assert found is None if fault is None else found is not None and found.startswith(fault)

@@ -7,7 +7,7 @@ from mini_infer_engine.config.options.settings import EngineSettings, master_add
 
 
 @pytest.mark.parametrize(("device", "tokens"), [("cpu", 2048), ("cuda", 8192)])
-def test_what_depends_on_the_device_is_filled_in_once(device: str, tokens: int) -> None:
+def test_device_dependent_settings_are_resolved_once(device: str, tokens: int) -> None:
     settings = EngineSettings(model="m", seed=5)
     resolved = settings.resolved(device)
     assert resolved.max_num_batched_tokens == tokens
@@ -46,7 +46,9 @@ def environment(monkeypatch: pytest.MonkeyPatch, values: tuple[str, ...]) -> Non
         (("",), {"nnodes": 2, "master_addr": "first"}, (2, 0, "first")),
     ],
 )
-def test_options_and_a_leader_worker_set_tell_of_the_group(options: dict[str, Any], group: tuple[Any, ...]) -> None:
+def test_node_count_and_rank_come_from_options_or_leader_worker_set(
+    options: dict[str, Any], group: tuple[Any, ...]
+) -> None:
     settings = EngineSettings(model="m", tensor_parallel_size=4, **options)
     assert (num_nodes(settings), node_rank(settings)) == group[:2]
     assert group[2:] in ((), (num_nodes(settings) > 1 and master_address(settings),))
@@ -67,6 +69,8 @@ def test_options_and_a_leader_worker_set_tell_of_the_group(options: dict[str, An
         ((), {"node_rank": 1}, "node-rank = 1.*nnodes"),
     ],
 )
-def test_a_group_that_options_and_environment_do_not_agree_on_is_a_fault(options: dict[str, Any], fault: str) -> None:
+def test_settings_are_refused_when_options_and_environment_disagree_on_the_group(
+    options: dict[str, Any], fault: str
+) -> None:
     with pytest.raises(ValueError, match=fault):
         EngineSettings(model="m", tensor_parallel_size=4, **options)

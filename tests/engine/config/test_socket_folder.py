@@ -6,7 +6,7 @@ import pytest
 from mini_infer_engine.config.socket_folder import socket_folder
 
 
-def test_it_lies_in_tmpdir_unless_its_path_is_too_long_for_sockets(
+def test_the_socket_folder_is_in_tmpdir_unless_its_path_is_too_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = tmp_path / ("x" * 110)

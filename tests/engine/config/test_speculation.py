@@ -19,7 +19,7 @@ def test_speculation_is_off_when_it_is_not_configured() -> None:
     assert speculation_of(settings()) is None
 
 
-def test_a_model_alone_says_the_method() -> None:
+def test_the_speculative_method_is_inferred_from_the_model() -> None:
     config = speculation_of(settings(speculative_model="small", num_speculative_tokens=3))
     assert config is not None
     assert (config.method, config.model, config.num_tokens) == ("draft_model", "small", 3)
@@ -33,7 +33,7 @@ def test_a_model_alone_says_the_method() -> None:
         ({"speculative_method": "ngram", "prompt_lookup_min": 5}, "prompt_lookup_min is 5"),
     ],
 )
-def test_what_does_not_go_together_is_refused(options: dict[str, Any], message_part: str) -> None:
+def test_conflicting_speculation_options_are_refused(options: dict[str, Any], message_part: str) -> None:
     with pytest.raises(ValueError, match=message_part):
         settings(**options)
 
@@ -41,12 +41,12 @@ def test_what_does_not_go_together_is_refused(options: dict[str, Any], message_p
 VLLM_FORM = '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3, "prompt_lookup_min": 2}'
 
 
-def test_vllms_form_is_read_from_the_command_line() -> None:
+def test_vllms_speculative_config_is_parsed_from_the_command_line() -> None:
     made = settings_from(make_parser().parse_args(["--model", "demo", "--speculative-config", VLLM_FORM]))
     assert (made.speculative_method, made.num_speculative_tokens, made.prompt_lookup_max) == ("ngram", 5, 3)
 
 
-def test_vllms_form_is_a_keyword_of_llm() -> None:
+def test_vllms_speculative_config_is_a_keyword_of_llm() -> None:
     assert to_own_names({"speculative_config": {"model": "small", "num_speculative_tokens": 2}}) == {
         "speculative_model": "small",
         "num_speculative_tokens": 2,
@@ -58,7 +58,7 @@ def test_vllms_form_is_a_keyword_of_llm() -> None:
     ("text", "message_part"),
     [("{", "is no JSON"), ("[]", "must be an object"), ('{"method": "ngram", "quantization": "fp8"}', "quantization")],
 )
-def test_what_it_does_not_know_is_named(text: str, message_part: str) -> None:
+def test_unknown_keys_of_speculative_config_are_named(text: str, message_part: str) -> None:
     with pytest.raises(ValueError, match=message_part):
         options_of_config(text)
 
@@ -75,7 +75,7 @@ def test_what_it_does_not_know_is_named(text: str, message_part: str) -> None:
         ({"method": "ngram", "prompt_lookup_min": True}, "prompt_lookup_min = True"),
     ],
 )
-def test_values_of_vllms_form_are_checked_as_those_of_flags(values: dict[str, Any], message_part: str) -> None:
+def test_values_of_speculative_config_are_validated_like_flags(values: dict[str, Any], message_part: str) -> None:
     with pytest.raises(ValueError, match=message_part):
         options_of_config(values)
     with pytest.raises(ValueError, match=message_part):

@@ -62,7 +62,9 @@ def test_page_is_reused_only_after_its_last_user_when_several_share_it(stored: t
     assert store.allocate() == pages[0]
 
 
-def test_contents_are_written_to_a_lower_tier_before_their_page_is_reused(stored: tuple[BlockStore, Written]) -> None:
+def test_evicted_pages_are_not_reused_until_they_are_written_to_a_lower_tier(
+    stored: tuple[BlockStore, Written],
+) -> None:
     store, written = stored
     pages = fill(stored)
     lower_tier: dict[int, str] = {}
@@ -88,7 +90,7 @@ def test_page_stays_cached_when_it_is_hit_while_it_is_written_behind(stored: tup
     assert (store.num_free, store.num_blank) == (4, 1)
 
 
-def test_eviction_takes_no_more_pages_than_are_cached(stored: tuple[BlockStore, Written]) -> None:
+def test_eviction_takes_only_cached_unreferenced_pages(stored: tuple[BlockStore, Written]) -> None:
     store, _ = stored
     pages = fill(stored)
     store.acquire_all(pages[:3])

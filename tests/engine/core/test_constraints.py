@@ -126,7 +126,7 @@ DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 
 
 @DEPTHS
-def test_outputs_keep_to_their_grammars_beside_others_that_have_none(depth: int) -> None:
+def test_outputs_match_their_grammars_when_others_have_none(depth: int) -> None:
     bench = Bench(depth=depth, max_num_seqs=7, max_num_batched_tokens=20)
     for index in range(30):
         bench.add(str(index), [CLOSED, DIGITS, of_choice(["yes", "no"]), None][index % 4], max_tokens=60)
@@ -145,7 +145,7 @@ def test_outputs_keep_to_their_grammars_beside_others_that_have_none(depth: int)
 
 
 @DEPTHS
-def test_what_has_no_grammar_is_made_as_if_no_other_had_one(depth: int) -> None:
+def test_outputs_without_grammar_are_unchanged_when_others_have_one(depth: int) -> None:
     alone, beside = Bench(depth=depth), Bench(depth=depth)
     for bench in (alone, beside):
         for index in range(5):
@@ -159,7 +159,7 @@ def test_what_has_no_grammar_is_made_as_if_no_other_had_one(depth: int) -> None:
 
 @pytest.mark.parametrize("num_host_pages", [0, 40])
 @DEPTHS
-def test_depth_pages_preemption_and_swapping_change_no_output(depth: int, num_host_pages: int) -> None:
+def test_constrained_outputs_are_unchanged_by_depth_pages_preemption_and_swap(depth: int, num_host_pages: int) -> None:
     roomy = Bench(depth=0)
     tight = Bench(depth=depth, num_pages=30, num_host_pages=num_host_pages, max_num_batched_tokens=16)
     names = [str(index) for index in range(24)]
@@ -173,7 +173,7 @@ def test_depth_pages_preemption_and_swapping_change_no_output(depth: int, num_ho
 
 
 @DEPTHS
-def test_an_output_goes_on_from_what_another_engine_has_made(depth: int) -> None:
+def test_a_constrained_output_is_resumed_from_another_engines_tokens(depth: int) -> None:
     whole = Bench(depth=depth).one(CLOSED, max_tokens=400)
     assert whole.finish_reason == "stop"
     for count in (1, len(whole.token_ids) // 2, len(whole.token_ids) - 1):
@@ -187,7 +187,7 @@ def test_an_output_goes_on_from_what_another_engine_has_made(depth: int) -> None
 
 
 @DEPTHS
-def test_an_end_of_sequence_is_chosen_only_where_the_grammar_may_end(depth: int) -> None:
+def test_eos_is_chosen_only_when_the_grammar_may_end(depth: int) -> None:
     ends = set()
     for index in range(40):
         bench = Bench(depth=depth)
@@ -203,7 +203,7 @@ def test_an_end_of_sequence_is_chosen_only_where_the_grammar_may_end(depth: int)
 
 
 @DEPTHS
-def test_stop_tokens_are_allowed_where_the_grammar_may_end_and_nowhere_else(depth: int) -> None:
+def test_stop_tokens_are_allowed_only_when_the_grammar_may_end(depth: int) -> None:
     letter = ord("b")
     reasons = set()
     for index in range(30):
@@ -216,7 +216,7 @@ def test_stop_tokens_are_allowed_where_the_grammar_may_end_and_nowhere_else(dept
     assert reasons >= {letter, ord("#")}
 
 
-def test_the_end_of_a_grammar_is_the_end_whatever_eos_and_min_tokens_say() -> None:
+def test_an_output_finishes_when_its_grammar_ends_whatever_eos_and_min_tokens() -> None:
     assert Bench().one(of_choice(["yes"]), ignore_eos=True, min_tokens=20).text == "yes"
     long = Bench().one(of_regex("a+"), ignore_eos=True, max_tokens=30)
     assert (long.text, long.finish_reason) == ("a" * 30, "length")
@@ -240,7 +240,7 @@ def test_the_end_of_a_grammar_is_the_end_whatever_eos_and_min_tokens_say() -> No
     ],
 )  # fmt: skip
 @DEPTHS
-def test_where_nothing_is_left_to_choose_that_request_ends_and_no_other(
+def test_only_its_own_request_ends_when_no_token_is_allowed(
     depth: int, grammar: Grammar, sampling_fields: dict[str, Any], message_part: str
 ) -> None:
     bench = Bench(depth=depth)
@@ -254,7 +254,7 @@ def test_where_nothing_is_left_to_choose_that_request_ends_and_no_other(
     assert len(answers["free"].token_ids) == 9
 
 
-def test_what_the_request_allows_and_forbids_holds_within_the_grammar() -> None:
+def test_allowed_and_bad_tokens_apply_within_a_grammar() -> None:
     for index in range(10):
         bench = Bench()
         sampling_fields = {"allowed_token_ids": list(b"123"), "bad_words_token_ids": [[ord("1"), ord("2")], [ord("3")]]}
@@ -264,7 +264,7 @@ def test_what_the_request_allows_and_forbids_holds_within_the_grammar() -> None:
         assert "12" not in text
 
 
-def test_a_grammar_that_does_not_compile_refuses_its_request_alone() -> None:
+def test_only_its_own_request_is_refused_when_a_grammar_does_not_compile() -> None:
     bench = Bench()
     bench.add("wrong", of_lark("start: @nowhere"))
     bench.add("right", DIGITS)
@@ -284,7 +284,7 @@ DOUBLING = "\n".join(f"a{level}: a{level + 1} a{level + 1}" for level in range(4
     ids=["too many items", "too many expressions"],
 )
 @DEPTHS
-def test_a_grammar_that_grows_beyond_the_limits_refuses_its_request_alone(depth: int, grammar: Grammar) -> None:
+def test_only_its_own_request_is_refused_when_a_grammar_exceeds_its_limits(depth: int, grammar: Grammar) -> None:
     bench = Bench(depth=depth)
     bench.add("grows", grammar, max_tokens=400)
     bench.add("right", DIGITS)
@@ -295,13 +295,13 @@ def test_a_grammar_that_grows_beyond_the_limits_refuses_its_request_alone(depth:
     assert answers["right"].text.isdigit()
 
 
-def test_without_a_tokenizer_no_output_is_held_to_a_grammar() -> None:
+def test_a_grammar_is_refused_when_there_is_no_tokenizer() -> None:
     with pytest.raises(ValueError, match="structured_outputs needs a tokenizer"):
         Bench(with_grammars=False).add("one", DIGITS)
 
 
 @DEPTHS
-def test_requests_are_aborted_while_they_compile_wait_and_run(depth: int) -> None:
+def test_constrained_requests_can_be_aborted_at_any_moment(depth: int) -> None:
     bench = Bench(depth=depth, max_num_seqs=4)
     for moment in range(12):
         bench.add(f"gone{moment}", CLOSED, max_tokens=400)
@@ -317,7 +317,7 @@ def test_requests_are_aborted_while_they_compile_wait_and_run(depth: int) -> Non
 
 @pytest.mark.parametrize("what", ["launch_error", "collect_error", "sample_error"])
 @DEPTHS
-def test_a_pass_that_fails_at_any_stage_fails_its_requests_and_leaks_nothing(depth: int, what: str) -> None:
+def test_requests_fail_and_nothing_leaks_when_a_pass_fails_at_any_stage(depth: int, what: str) -> None:
     bench = Bench(depth=depth)
     for index in range(3):
         bench.add(f"first{index}", CLOSED, max_tokens=400)
@@ -333,7 +333,7 @@ def test_a_pass_that_fails_at_any_stage_fails_its_requests_and_leaks_nothing(dep
     assert bench.engine.scheduler.kv_cache.pool.usage == 0
 
 
-def test_a_special_token_is_no_text_within_a_grammar() -> None:
+def test_special_tokens_do_not_match_text_of_a_grammar() -> None:
     for index in range(20):
         bench = Bench()
         bench.add(str(index), of_regex(r"(.|\n)*"), max_tokens=60)
@@ -342,7 +342,7 @@ def test_a_special_token_is_no_text_within_a_grammar() -> None:
         assert answer.token_ids[-1] <= TURN_END_ID or answer.token_ids[-1] in EOS_TOKEN_IDS
 
 
-def test_the_forward_after_a_sampled_pass_is_launched_before_its_outputs_are_told() -> None:
+def test_the_next_forward_is_launched_before_outputs_are_emitted() -> None:
     """The device is then never without work while the caller looks at outputs, and masks are made beside a forward."""
     bench, calls = Bench(max_num_seqs=4), list[str]()
 
@@ -374,7 +374,7 @@ def test_the_forward_after_a_sampled_pass_is_launched_before_its_outputs_are_tol
     assert all(20 <= len(answer.text) <= 30 for answer in answers.values())
 
 
-def test_what_is_aborted_behind_a_forward_that_waits_for_masks_leaves_nothing_behind() -> None:
+def test_nothing_leaks_when_a_request_is_aborted_behind_a_forward_awaiting_masks() -> None:
     bench = Bench(max_num_seqs=4)
     for name in "ab":
         bench.add(name, of_regex("[a-z]{20,30}"))

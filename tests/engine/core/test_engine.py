@@ -49,7 +49,7 @@ def run_alone(engine: Engine, request: Request) -> tuple[list[int], Output]:
 @pytest.mark.parametrize("chunk", [0, 16, 64])
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize(("num_pages", "page_size"), [(200, 16), (9, 16), (2, 256), (1, 128)])
-def test_nothing_but_the_request_decides_its_tokens(
+def test_tokens_depend_only_on_the_request(
     depth: int, chunk: int, caching: bool, num_pages: int, page_size: int
 ) -> None:
     engine, _ = make_engine(
@@ -71,7 +71,7 @@ def test_nothing_but_the_request_decides_its_tokens(
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_ends(depth: int) -> None:
+def test_outputs_finish_at_eos_stop_tokens_and_length(depth: int) -> None:
     engine, _ = make_engine(16, 16, MAX_MODEL_LEN, step_depth=depth)
     free = expected_tokens(make_request("", [5, 6], max_tokens=None, ignore_eos=True), MAX_MODEL_LEN)
     assert len(free) == MAX_MODEL_LEN - 2
@@ -96,7 +96,7 @@ def test_ends(depth: int) -> None:
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("max_tokens", [1, 2, 5])
-def test_no_pass_is_launched_for_a_request_that_must_end(depth: int, max_tokens: int) -> None:
+def test_no_pass_is_launched_when_a_request_must_finish(depth: int, max_tokens: int) -> None:
     engine, runner = make_engine(16, 16, MAX_MODEL_LEN, step_depth=depth)
     engine.add(make_request("r", [1] * 40, max_tokens=max_tokens, ignore_eos=True))
     launches_at_token = []
@@ -108,7 +108,7 @@ def test_no_pass_is_launched_for_a_request_that_must_end(depth: int, max_tokens:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_an_abort_is_silent_and_frees_within_two_steps(depth: int) -> None:
+def test_an_aborted_request_emits_nothing_and_is_freed_within_two_steps(depth: int) -> None:
     engine, _ = make_engine(16, 16, MAX_MODEL_LEN, step_depth=depth)
     engine.add(make_request("gone", [1] * 40, max_tokens=None, ignore_eos=True))
     engine.add(make_request("stays", [2] * 40, max_tokens=None, ignore_eos=True))
@@ -122,7 +122,7 @@ def test_an_abort_is_silent_and_frees_within_two_steps(depth: int) -> None:
     assert engine.scheduler.kv_cache.pool.num_free == 16 - len(engine.scheduler.running[0].pages)
 
 
-def test_the_next_turn_of_a_chat_finds_prompt_and_answer_in_the_cache() -> None:
+def test_prompt_and_answer_are_cached_when_a_chat_continues() -> None:
     engine, _ = make_engine(32, 16, MAX_MODEL_LEN)
     answer, first = run_alone(engine, make_request("one", [1] * 40, max_tokens=30, ignore_eos=True))
     assert first.num_cached_tokens == 0
@@ -132,7 +132,7 @@ def test_the_next_turn_of_a_chat_finds_prompt_and_answer_in_the_cache() -> None:
     assert salted.num_cached_tokens == 0
 
 
-def test_load_and_stats_say_what_there_is_to_do() -> None:
+def test_load_and_stats_report_running_and_queued_work() -> None:
     engine, _ = make_engine(64, 16, MAX_MODEL_LEN, max_num_seqs=1, max_num_batched_tokens=16, step_depth=0)
     run_alone(engine, make_request("warm", [1] * 33, max_tokens=1))
     assert engine.load().accepted == ["warm"]
@@ -151,7 +151,7 @@ def test_load_and_stats_say_what_there_is_to_do() -> None:
     assert stats.queue_time_s > 0
 
 
-def test_refusals_name_the_thing_and_the_remedy() -> None:
+def test_refusals_name_parameter_value_and_remedy() -> None:
     with pytest.raises(PoolTooSmallError, match=r"112 tokens.*128.*--kv-cache-memory"):
         make_engine(7, 16, MAX_MODEL_LEN)
     with pytest.raises(ValueError, match="page_size is 24"):
@@ -186,7 +186,7 @@ def sizes(thing: object, seen: set[int]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("caching", [True, False])
-def test_who_reads_no_events_has_nothing_that_grows(caching: bool) -> None:
+def test_no_buffer_grows_when_events_are_not_recorded(caching: bool) -> None:
     engine, runner = make_engine(8, 16, MAX_MODEL_LEN, record_events=False, enable_prefix_caching=caching)
 
     def serve(first: int) -> dict[str, int]:
@@ -205,7 +205,7 @@ def test_who_reads_no_events_has_nothing_that_grows(caching: bool) -> None:
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("what", ["launch_error", "collect_error"])
-def test_a_failing_pass_ends_its_requests_with_an_error_and_the_engine_goes_on(depth: int, what: str) -> None:
+def test_requests_fail_and_the_engine_goes_on_when_a_pass_fails(depth: int, what: str) -> None:
     engine, runner = make_engine(32, 16, MAX_MODEL_LEN, step_depth=depth, max_num_seqs=2)
     requested = [
         make_request(name, [index] * 40, max_tokens=20, ignore_eos=True)
@@ -231,7 +231,7 @@ def test_a_failing_pass_ends_its_requests_with_an_error_and_the_engine_goes_on(d
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_nothing_that_an_uncollected_pass_computed_is_hit_later(depth: int) -> None:
+def test_blocks_of_a_failed_pass_are_never_hit(depth: int) -> None:
     engine, runner = make_engine(32, 16, MAX_MODEL_LEN, step_depth=depth)
     engine.add(make_request("a", [1] * 40, max_tokens=20))
     runner.collect_error = RuntimeError("lost")
@@ -243,7 +243,7 @@ def test_nothing_that_an_uncollected_pass_computed_is_hit_later(depth: int) -> N
     assert stored, "gateways are told that the blocks are gone"
 
 
-def test_a_device_that_fails_again_and_again_ends_the_engine() -> None:
+def test_the_engine_ends_when_passes_fail_repeatedly() -> None:
     engine, runner = make_engine(32, 16, MAX_MODEL_LEN)
 
     def fail(_: object) -> NoReturn:
@@ -258,7 +258,7 @@ def test_a_device_that_fails_again_and_again_ends_the_engine() -> None:
         engine.step()
 
 
-def test_what_the_runner_refuses_is_refused_before_it_waits() -> None:
+def test_a_request_is_refused_at_once_when_the_runner_refuses_it() -> None:
     engine, _ = make_engine(8, 16, MAX_MODEL_LEN)
     with pytest.raises(ValueError, match="no token is left"):
         engine.add(make_request("r", [1], min_tokens=1, stop_token_ids=list(range(VOCABULARY))))
@@ -267,7 +267,7 @@ def test_what_the_runner_refuses_is_refused_before_it_waits() -> None:
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_request_that_is_resumed_anywhere_gets_the_tokens_that_were_left(depth: int, temperature: float) -> None:
+def test_a_resumed_request_gets_the_remaining_tokens(depth: int, temperature: float) -> None:
     requested = make_request("whole", list(range(3, 40)), max_tokens=20, min_tokens=3, presence_penalty=0.5)
     requested = msgspec.structs.replace(
         requested, noise_seed=7, sampling=msgspec.structs.replace(requested.sampling, temperature=temperature)

@@ -179,7 +179,7 @@ def test_no_page_is_leaked_when_requests_have_latency_targets() -> None:
     assert min(preemptions, refused, finished) > 20
 
 
-def test_after_10_000_random_events_no_page_is_leaked() -> None:
+def test_no_page_leaks_after_10_000_random_events() -> None:
     """Sixty engines, 200 events each; the sums show that the events reach what they are meant to try."""
     preemptions = cached_tokens = copies = swaps = searches = drafts = accepted = 0
     for seed in range(60):

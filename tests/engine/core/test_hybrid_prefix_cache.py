@@ -88,7 +88,7 @@ def test_hit_ends_with_a_page_when_tails_are_not_copied() -> None:
     assert cache.match_whole_pages(make_sequence(TEXT[:165])).num_tokens == 64
 
 
-def test_blocks_of_another_adapter_are_not_hit() -> None:
+def test_blocks_are_not_hit_when_the_adapter_differs() -> None:
     cache = make_cache([None, 40])
     compute(cache, TEXT[:64], 2)
     assert cache.match_length(make_sequence(TEXT[:65])) == 4
@@ -109,7 +109,7 @@ def test_events_are_those_of_the_first_group_when_all_tokens_are_retained_there(
     assert removed.block_hashes == [stored.block_hashes[3]]
 
 
-def test_evicted_blocks_stay_reported_while_one_that_continues_them_is_cached() -> None:
+def test_evicted_blocks_stay_reported_when_a_following_block_is_cached() -> None:
     """A gateway looks a prefix up from its first block, which a window's group evicts first."""
     cache = make_cache([40])
     owner = compute(cache, TEXT[:80], 1)

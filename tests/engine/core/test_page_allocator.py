@@ -17,7 +17,7 @@ class FakeContents:
         self.evicted.append(page)
 
 
-def test_blank_pages_go_first_then_the_least_recently_used() -> None:
+def test_blank_pages_are_allocated_first_and_then_the_least_recently_used() -> None:
     contents = FakeContents({0, 1, 2, 3})
     pool = PageAllocator(6, 16, contents)
     for page in [pool.allocate() for _ in range(6)]:

@@ -18,7 +18,7 @@ def _add(engine: object, number: int, prompt: int = 5, output: int = 12) -> None
 
 
 @pytest.mark.parametrize(("num_stages", "step_depth"), [(2, 0), (2, 1), (4, 0), (4, 1)])
-def test_every_stage_has_a_pass_and_passes_have_equally_many_decodes(num_stages: int, step_depth: int) -> None:
+def test_every_pipeline_stage_has_a_pass_with_equally_many_decodes(num_stages: int, step_depth: int) -> None:
     engine, runner = make_engine(64, 16, LENGTH, pipeline_parallel_size=num_stages, step_depth=step_depth)
     for number in range(8):
         _add(engine, number)
@@ -34,7 +34,7 @@ def test_every_stage_has_a_pass_and_passes_have_equally_many_decodes(num_stages:
     assert set(busy) == {num_stages - 1 + step_depth}  # after a commit; before it, one more
 
 
-def test_a_sequence_that_is_alone_is_one_pass_ahead_of_what_the_host_knows() -> None:
+def test_a_lone_sequence_runs_one_pass_ahead_of_the_host() -> None:
     engine, runner = make_engine(16, 16, LENGTH, pipeline_parallel_size=4)
     _add(engine, 0)
     outputs, in_flight = [], []
@@ -46,7 +46,7 @@ def test_a_sequence_that_is_alone_is_one_pass_ahead_of_what_the_host_knows() -> 
     assert set(in_flight[2:20]) == {1, 2}
 
 
-def test_a_prompt_is_not_behind_a_row_that_waits_for_its_own_token() -> None:
+def test_a_prompt_is_scheduled_when_other_rows_wait_for_their_tokens() -> None:
     engine, runner = make_engine(64, 16, 150, pipeline_parallel_size=2, max_num_batched_tokens=16)
     _add(engine, 0)
     engine.step()
@@ -56,7 +56,7 @@ def test_a_prompt_is_not_behind_a_row_that_waits_for_its_own_token() -> None:
     assert [len(batch.rows) - batch.num_decodes for batch in runner.batches] == [1] * 5  # a chunk in each
 
 
-def test_chunks_of_one_prompt_follow_each_other_through_the_stages_without_waiting() -> None:
+def test_chunks_of_a_prompt_fill_the_pipeline_without_waiting() -> None:
     engine, runner = make_engine(16, 16, 150, pipeline_parallel_size=4, max_num_batched_tokens=16)
     _add(engine, 0, prompt=64, output=2)
     launched = []
@@ -67,7 +67,7 @@ def test_chunks_of_one_prompt_follow_each_other_through_the_stages_without_waiti
     assert [batch.num_tokens for batch in runner.batches] == [16] * 4
 
 
-def test_uneven_numbers_leave_nobody_out() -> None:
+def test_all_sequences_progress_when_they_do_not_divide_by_the_stages() -> None:
     engine, runner = make_engine(64, 16, LENGTH, pipeline_parallel_size=3)
     for number in range(5):
         _add(engine, number, output=30)

@@ -13,7 +13,9 @@ PASS_S = 0.02
 
 @pytest.mark.parametrize("step_depth", [0, 1])
 @pytest.mark.parametrize("slow", ["launch", "collect"])
-def test_a_pass_counts_from_its_launch(slow: str, step_depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefill_rate_counts_a_pass_from_its_launch(
+    slow: str, step_depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A CPU computes within the launch, a GPU until what it has made is collected."""
     engine, runner = make_engine(64, 16, 1000, step_depth=step_depth, max_num_batched_tokens=128)
     real = getattr(runner, slow)

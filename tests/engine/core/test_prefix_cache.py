@@ -55,7 +55,7 @@ def release(cache: PrefixCache, sequence: Sequence) -> None:
         (16, 32, 32, 16, 1, None),
     ],
 )
-def test_hits_end_at_sixteen_tokens_whatever_the_page_size(
+def test_prefix_hits_have_a_granularity_of_16_tokens_for_any_page_size(
     page_size: int, shared: int, length: int, num_tokens: int, num_pages: int, tail_index: int | None
 ) -> None:
     cache = PrefixCache(64, page_size)
@@ -65,7 +65,7 @@ def test_hits_end_at_sixteen_tokens_whatever_the_page_size(
     assert cache.match(new) == Hit(num_tokens, owner.pages[:num_pages], tail_page)
 
 
-def test_a_salt_is_a_cache_of_its_own() -> None:
+def test_prefixes_are_not_shared_when_the_salt_differs() -> None:
     cache = PrefixCache(8, 16)
     compute(cache, TEXT[:64], salt="tenant")
     assert cache.match_length(make_sequence(TEXT[:64])) == 0
@@ -75,7 +75,7 @@ def test_a_salt_is_a_cache_of_its_own() -> None:
     assert stored.extra_keys == [("tenant",), None, None, None]
 
 
-def test_a_block_is_stored_with_its_first_copy_and_removed_with_its_last() -> None:
+def test_block_events_are_emitted_for_the_first_copy_and_the_last_removal() -> None:
     cache = PrefixCache(5, 32)
     first = compute(cache, TEXT[:64])
     keys = [wire_hash(key) for key in block_keys(TEXT[:64], root_key("revision"))]
@@ -113,7 +113,7 @@ def test_the_copy_that_stays_counts_as_used_when_the_other_goes() -> None:
     assert cache.match_length(make_sequence(TEXT[100:117])) == 0
 
 
-def test_only_full_blocks_of_known_and_launched_tokens_are_published() -> None:
+def test_only_full_blocks_of_known_and_launched_tokens_are_registered() -> None:
     cache = PrefixCache(4, 32)
     sequence = make_sequence(TEXT[:40])
     sequence.pages = [cache.pool.allocate(), cache.pool.allocate()]

@@ -68,7 +68,7 @@ def request(name: str, prompt: list[int], source: KVSource | None = None, salt: 
     return Request(request_id=name, prompt_token_ids=prompt, sampling=sampling, kv_source=source, cache_salt=salt)
 
 
-def test_a_first_token_that_came_is_told_before_the_next_pass_and_not_after_the_last() -> None:
+def test_a_transferred_first_token_is_emitted_before_the_next_pass() -> None:
     connector = Connector()
     engine, runner = engine_with(connector)
     engine.add(request("here", [1, 2, 3]))
@@ -84,7 +84,7 @@ def test_a_first_token_that_came_is_told_before_the_next_pass_and_not_after_the_
     assert "here" in [output.request_id for output in engine.step()]  # and all goes on
 
 
-def test_keys_of_what_is_on_its_way_are_hashed_some_in_each_step() -> None:
+def test_block_keys_of_prompts_in_transfer_are_hashed_in_slices() -> None:
     connector = Connector()
     engine, _ = engine_with(connector)
     engine.add(request("here", [1, 2, 3]))
@@ -103,7 +103,7 @@ def test_keys_of_what_is_on_its_way_are_hashed_some_in_each_step() -> None:
     assert sequence.num_published == 2000 // BLOCK_SIZE_TOKENS
 
 
-def test_an_engine_that_only_receives_hashes_before_it_sleeps() -> None:
+def test_an_engine_hashes_block_keys_before_it_sleeps_when_it_only_receives() -> None:
     connector = Connector()
     engine, _ = engine_with(connector)
     engine.add(request("there", [7] * 2000, ELSEWHERE))
@@ -114,7 +114,7 @@ def test_an_engine_that_only_receives_hashes_before_it_sleeps() -> None:
     assert engine.only_receives
 
 
-def test_copies_of_a_prompt_that_is_on_its_way_wait_for_it_and_others_do_not() -> None:
+def test_equal_prompts_wait_for_a_transfer_and_others_do_not() -> None:
     connector = Connector()
     engine, _ = engine_with(connector)
     engine.add(request("first", [7] * 200, ELSEWHERE))
@@ -144,7 +144,7 @@ class NoLayers:
         return 0
 
 
-def test_a_pass_can_tell_of_the_layers_of_its_prompts_before_it_is_launched() -> None:
+def test_layer_progress_is_requested_before_a_pass_is_launched() -> None:
     connector = SendingConnector()
     engine, runner = engine_with(connector)
     engine.add(request("short", [7] * 30))

@@ -119,14 +119,16 @@ class Bench:
         ),
     ],
 )
-def test_passes(setup: dict[str, int], prompts: dict[str, int], passes: list[str]) -> None:
+def test_scheduler_plans_passes_for_each_setup(
+    setup: dict[str, int], prompts: dict[str, int], passes: list[str]
+) -> None:
     bench = Bench(**setup)
     for name, num_prompt in prompts.items():
         bench.add(name, num_prompt)
     assert [bench.step() for _ in passes] == passes
 
 
-def test_one_step_ahead_decodes_are_planned_before_their_token_is_known() -> None:
+def test_decodes_are_planned_before_their_token_is_known_when_one_step_ahead() -> None:
     bench = Bench()
     bench.add("a", 10)
     assert [bench.launch(), bench.launch(), bench.launch()] == [" | a 0+10", "a 10+1 | ", "a 11+1 | "]
@@ -135,7 +137,7 @@ def test_one_step_ahead_decodes_are_planned_before_their_token_is_known() -> Non
     assert [row.output_index for row in rows] == [0, 1, 2]
 
 
-def test_priority_before_arrival() -> None:
+def test_scheduler_orders_by_priority_then_arrival() -> None:
     bench = Bench(token_budget=16)
     bench.add("late", 16, priority=1)
     bench.add("first", 16)
@@ -147,7 +149,7 @@ def test_priority_before_arrival() -> None:
     assert bench.waiting == ["late"]
 
 
-def test_the_lowest_in_rank_is_preempted_and_returns_to_the_front_of_its_priority() -> None:
+def test_the_lowest_priority_is_preempted_and_returns_to_the_front_of_its_queue() -> None:
     bench = Bench(num_pages=6, max_num_seqs=3)
     for name, num_prompt, priority in (("low", 15, 1), ("a", 15, 0), ("b", 15, 0)):
         bench.add(name, num_prompt, priority)
@@ -167,7 +169,7 @@ def test_the_lowest_in_rank_is_preempted_and_returns_to_the_front_of_its_priorit
     assert bench.waiting == ["b", "next", "low", "low, later"]
 
 
-def test_a_victim_keeps_its_pages_until_its_launched_pass_is_committed() -> None:
+def test_a_preempted_sequence_keeps_its_pages_until_its_launched_pass_is_committed() -> None:
     bench = Bench(num_pages=2)
     a, b = bench.add("a", 15), bench.add("b", 15)
     assert [bench.launch(), bench.launch()] == [" | a 0+15", "a 15+1 | "]  # b waits for headroom
@@ -181,7 +183,7 @@ def test_a_victim_keeps_its_pages_until_its_launched_pass_is_committed() -> None
     assert b.slot == 0
 
 
-def test_preemption_one_step_ahead_costs_the_winner_two_passes() -> None:
+def test_preemption_costs_two_passes_when_one_step_ahead() -> None:
     bench = Bench(num_pages=5)
     bench.add("a", 31)
     bench.add("b", 15)
@@ -200,7 +202,7 @@ def test_preemption_one_step_ahead_costs_the_winner_two_passes() -> None:
     assert bench.launch() == "a 48+1 | "
 
 
-def test_a_prompt_that_another_is_computing_waits_for_it_and_hits() -> None:
+def test_a_prompt_waits_and_hits_when_another_computes_the_same_prefix() -> None:
     bench = Bench(caching=True, token_budget=64)
     bench.add("a", 100)
     bench.add("same", 100)
@@ -212,7 +214,7 @@ def test_a_prompt_that_another_is_computing_waits_for_it_and_hits() -> None:
     assert bench.sequences["same"].num_cached == 96
 
 
-def test_a_tail_is_copied_with_its_source_pinned_until_commit() -> None:
+def test_a_partial_pages_source_is_pinned_until_its_copy_is_committed() -> None:
     bench = Bench(caching=True, page_size=64, num_pages=8)
     owner = bench.add("a", 120)
     bench.step()
@@ -236,7 +238,7 @@ def test_a_tail_is_recomputed_when_its_source_is_the_page_that_is_missing() -> N
     assert bench.step() == " | b 64+40"
 
 
-def test_the_recompute_of_a_preempted_sequence_is_mostly_a_hit() -> None:
+def test_a_preempted_sequence_hits_the_prefix_cache_when_it_is_recomputed() -> None:
     bench = Bench(caching=True)
     sequence = bench.add("a", 60)
     for _ in range(10):
@@ -276,7 +278,7 @@ class BeamBench(Bench):
 
 
 @pytest.mark.parametrize("caching", [False, True])
-def test_a_beam_that_becomes_a_fork_of_another_keeps_its_slot_and_the_page_that_it_writes_to(caching: bool) -> None:
+def test_a_beam_keeps_its_slot_and_last_page_when_it_becomes_a_fork_of_another(caching: bool) -> None:
     bench = BeamBench(num_pages=10, caching=caching)
     scheduler, (leader, fork) = bench.scheduler, bench.begin(20)
     slot, pages, num_free = fork.slot, list(fork.pages), scheduler.kv_cache.pool.num_free
@@ -295,7 +297,7 @@ def test_a_beam_that_becomes_a_fork_of_another_keeps_its_slot_and_the_page_that_
     assert not any(scheduler.kv_cache.pool.references)
 
 
-def test_a_page_that_the_prefix_cache_knows_is_no_forks_to_write_to() -> None:
+def test_a_fork_does_not_write_to_a_page_when_it_is_in_the_prefix_cache() -> None:
     bench = BeamBench(num_pages=10, page_size=32, caching=True)
     scheduler, (leader, fork) = bench.scheduler, bench.begin(20)
     known = leader.pages[0]

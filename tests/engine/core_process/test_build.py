@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_real_runner_is_built_from_a_folder(folder: Path) -> None:
+def test_a_runner_is_built_from_a_model_folder(folder: Path) -> None:
     llm = LLM(str(folder), load_format="dummy", skip_tokenizer_init=True, kv_cache_memory=2**22, max_num_seqs=4)
     assert (llm.model_info.max_model_len, llm.model_info.vocab_size) == (256, 300)
     prompts = [{"prompt_token_ids": list(range(1, length))} for length in (3, 20, 40, 200, 33)]
@@ -43,9 +43,7 @@ def test_a_real_runner_is_built_from_a_folder(folder: Path) -> None:
     assert alone[3].num_cached_tokens == 192
 
 
-def test_a_folder_without_weights_or_config_says_what_it_lacks(
-    folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_the_error_names_what_a_model_folder_lacks(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.raises(ModelError, match="safetensors"):
         LLM(str(folder), skip_tokenizer_init=True)
     with pytest.raises(ModelError, match=r"config\.json is missing"):
@@ -54,7 +52,7 @@ def test_a_folder_without_weights_or_config_says_what_it_lacks(
         LLM(str(folder), load_format="dummy")
 
 
-def test_a_dry_run_and_the_http_process_never_import_torch() -> None:
+def test_dry_run_and_http_process_never_import_torch() -> None:
     script = (
         "import sys; from mini_infer_engine import LLM; from mini_infer_engine.server import cli, serve\n"
         "from mini_infer_engine.api import app; from mini_infer_engine.core_process import loop\n"

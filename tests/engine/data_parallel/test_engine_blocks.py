@@ -35,7 +35,7 @@ def test_names_are_those_of_the_engines_events() -> None:
     assert prompt_hashes(TOKENS[:96], "m", "") == HASHES[:5], "the last token is computed anyway"
 
 
-def test_a_prefix_is_cached_as_far_as_its_blocks_are_contiguous() -> None:
+def test_prefix_depth_ends_at_the_first_missing_block() -> None:
     blocks = EngineBlocks(2)
     blocks.apply(1, [stored(*HASHES[:2], *HASHES[3:])])
     assert [blocks.depth(engine, HASHES) for engine in (0, 1)] == [0, 32]
@@ -56,7 +56,7 @@ def test_a_block_is_gone_when_its_last_holder_lets_it_go() -> None:
     assert blocks.apply(1, [BlockRemoved([2])]) == [BlockRemoved([2])]
 
 
-def test_an_engine_that_clears_its_cache_takes_only_its_own_away() -> None:
+def test_only_its_own_blocks_are_removed_when_an_engine_clears_its_cache() -> None:
     blocks = EngineBlocks(2)
     blocks.apply(0, [stored(1, 2)])
     blocks.apply(1, [stored(2, 3)])
@@ -65,7 +65,7 @@ def test_an_engine_that_clears_its_cache_takes_only_its_own_away() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_events_and_snapshots_taken_one_engine_after_the_other_give_the_union(seed: int) -> None:
+def test_merged_events_and_snapshots_equal_the_union_of_engines(seed: int) -> None:
     """A snapshot has each engine's blocks at another moment, and all events since before the first of them."""
     rng, engines = random.Random(seed), 3
     caches: list[set[int]] = [set() for _ in range(engines)]

@@ -18,7 +18,7 @@ def children() -> set[int]:
     return {int(line.split()[0]) for line in found.stdout.splitlines() if "python" in line}
 
 
-def test_texts_are_those_of_one_engine_and_no_process_is_left() -> None:
+def test_data_parallel_llm_texts_equal_one_engines() -> None:
     before = children()
     sampling_params = [SamplingParams(max_tokens=4 + number, temperature=0, stop=["e"]) for number in range(20)]
     alone, several = LLM("dry"), LLM("dry", data_parallel_size=2)

@@ -17,7 +17,7 @@ def cache_of(tokens: list[int]) -> list[object]:
     return [block_stored(block_keys(whole, root_key("m")), None, whole)]
 
 
-def test_load_spreads_and_prefixes_gather() -> None:
+def test_router_spreads_load_and_follows_prefixes() -> None:
     router = EngineRouter(2)
     first, second = [*range(200)], [*range(500, 700)]
     assert [router.route(request(str(i), tokens), "m") for i, tokens in enumerate((first, second))] == [0, 1]
@@ -29,18 +29,18 @@ def test_load_spreads_and_prefixes_gather() -> None:
     assert router.route(request("4", [*first, 7], cache_salt="s"), "m") == 0, "for others"
 
 
-def test_a_stream_that_goes_on_is_looked_up_with_what_it_has_said() -> None:
+def test_a_resumed_stream_is_routed_by_prompt_and_output() -> None:
     router = EngineRouter(2)
     router.apply(1, cache_of([*range(64)]))  # type: ignore[arg-type]
     assert router.route(request("0", [*range(10)], resumed_token_ids=[*range(10, 70)]), "m") == 1
 
 
-def test_without_a_prefix_cache_load_alone_decides() -> None:
+def test_router_uses_load_alone_when_there_is_no_prefix_cache() -> None:
     router = EngineRouter(2, caches_prefixes=False)
     assert [router.route(request(str(i), [*range(100)]), "m") for i in range(4)] == [0, 1, 0, 1]
 
 
-def test_a_dead_engine_gets_nothing_and_owes_nothing() -> None:
+def test_a_dead_engine_gets_no_requests_and_has_no_load() -> None:
     router = EngineRouter(2)
     assert router.route(request("0", [1, 2, 3]), "m") == 0
     router.died(0)
@@ -51,7 +51,7 @@ def test_a_dead_engine_gets_nothing_and_owes_nothing() -> None:
     assert router.route(request("9", [1]), "m") is None
 
 
-def test_all_that_is_counted_is_given_back() -> None:
+def test_router_load_is_zero_when_all_requests_have_ended() -> None:
     rng, router = random.Random(1), EngineRouter(3)
     open_requests: list[str] = []
     for number in range(500):

@@ -29,5 +29,5 @@ DEAD = Candidate(is_alive=False)
         pytest.param([Candidate(queued_tokens=128), Candidate(requests=2)], 1, 0, id="of equals the fewest requests"),
     ],
 )
-def test_choice(candidates: list[Candidate], turn: int, chosen: int | None) -> None:
+def test_engine_choice_by_hits_and_load(candidates: list[Candidate], turn: int, chosen: int | None) -> None:
     assert choose_engine(1024, candidates, turn) == chosen

@@ -56,7 +56,7 @@ def swapping(folder: Path) -> LLM:
     return _engine(folder, 2, kv_cache_memory=250_000, max_model_len=120, kv_swap_memory=4_000_000)
 
 
-def test_sampling_penalties_logprobs_chunks_and_the_prefix_cache_are_as_in_one_process(folder: Path) -> None:
+def test_tensor_parallel_outputs_equal_one_process_for_all_sampling_features(folder: Path) -> None:
     """On four ranks, of which each two share a head of keys and values; groups of two are in the tests below."""
     settings = {"max_num_batched_tokens": 32}
     alone, group = _engine(folder, 1, **settings), _engine(folder, 4, **settings)
@@ -96,7 +96,7 @@ def test_ranks_compute_the_text_of_one_process_when_their_cache_is_latents_or_kv
     assert [beam.tokens for beam in beams[1]] == [beam.tokens for beam in beams[0]]
 
 
-def test_ranks_with_layers_of_several_schemes_say_what_one_process_does(tmp_path: Path) -> None:
+def test_tensor_parallel_text_equals_one_process_for_mixed_quantisation(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", hidden_size=128, intermediate_size=128, head_dim=32)
     down = Group("compressed-channel", ("re:.*down_proj",), ("down_proj",))
     quantize_mixed(tmp_path, [down, Group("nvfp4", ("Linear",), ("_proj",))])
@@ -104,14 +104,14 @@ def test_ranks_with_layers_of_several_schemes_say_what_one_process_does(tmp_path
     assert results_of(group, PROMPTS, SAMPLING_PARAMS) == results_of(alone, PROMPTS, SAMPLING_PARAMS)
 
 
-def test_ranks_with_layers_of_integers_say_what_one_process_does(tmp_path: Path) -> None:
+def test_tensor_parallel_text_equals_one_process_for_integer_quantisation(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", hidden_size=64, intermediate_size=128, head_dim=32)
     quantize_integers(tmp_path, "gptq-act-order")
     alone, group = _engine(tmp_path, 1), _engine(tmp_path, 2)
     assert results_of(group, PROMPTS, SAMPLING_PARAMS) == results_of(alone, PROMPTS, SAMPLING_PARAMS)
 
 
-def test_a_group_tells_of_all_layers_but_the_last_before_its_pass_has_ended(folder: Path) -> None:
+def test_a_group_reports_layer_progress_before_its_pass_ends(folder: Path) -> None:
     """Of two passes on their way, each by itself."""
     settings = EngineSettings(model=str(folder), device="cpu", kv_cache_memory=1_000_000, tensor_parallel_size=2)
     runner = load_parallel(settings, reports_layers=True)
@@ -134,7 +134,7 @@ def test_preempted_sequences_are_swapped_on_every_rank(folder: Path, swapping: L
     ]
 
 
-def test_the_demo_model_says_what_it_says_alone_also_within_a_grammar() -> None:
+def test_tensor_parallel_text_of_the_demo_model_equals_one_process_with_grammars() -> None:
     sampling_params = [
         SamplingParams(temperature=0, max_tokens=24),
         SamplingParams(temperature=0, max_tokens=24, structured_outputs=StructuredOutputsParams(choice=["yes", "no"])),
@@ -152,7 +152,7 @@ def test_the_demo_model_says_what_it_says_alone_also_within_a_grammar() -> None:
     assert texts[0] == texts[1]
 
 
-def test_a_program_in_which_nothing_speaks_for_seconds_keeps_its_ranks(group: LLM) -> None:
+def test_ranks_survive_when_the_first_process_is_blocked_for_seconds(group: LLM) -> None:
     """As where it parses a large file, or reads a large vocabulary: other threads of it have no turn meanwhile."""
     before = [one[0] for one in results_of(group, PROMPTS, GREEDY)]
     ctypes.PyDLL(None).usleep(int((SILENT_TICKS + 3) * TICK_S * 1e6))
@@ -160,7 +160,7 @@ def test_a_program_in_which_nothing_speaks_for_seconds_keeps_its_ranks(group: LL
 
 
 @pytest.mark.parametrize(("fixture", "number"), [("group", signal.SIGKILL), ("swapping", signal.SIGSTOP)])
-def test_the_end_of_a_rank_ends_the_group_with_the_reason(
+def test_the_group_ends_with_the_reason_when_a_rank_ends(
     fixture: str, number: signal.Signals, request: pytest.FixtureRequest
 ) -> None:
     llm: LLM = request.getfixturevalue(fixture)
@@ -173,13 +173,13 @@ def test_the_end_of_a_rank_ends_the_group_with_the_reason(
         results_of(llm, PROMPTS, GREEDY)
 
 
-def test_who_tells_a_rank_that_is_gone_learns_of_the_end_of_the_group() -> None:
+def test_sending_to_a_rank_raises_when_the_group_has_ended() -> None:
     looks = iter(("", "", "rank 1 has ended"))
     with zmq.Context.instance().socket(zmq.PUSH) as socket, pytest.raises(RunnerLostError, match="rank 1 has ended"):
         send_step(socket, b"step", lambda: next(looks))
 
 
-def test_what_ranks_cannot_share_is_refused_and_no_process_is_left(folder: Path, tmp_path: Path) -> None:
+def test_a_model_is_refused_and_no_process_is_left_when_it_cannot_be_sharded(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"num_attention_heads = 4.*3"):
         _engine(folder, 3)
     broken = save_and_break(tmp_path)

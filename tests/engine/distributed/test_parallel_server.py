@@ -80,7 +80,7 @@ def test_clients_learn_of_the_end_of_a_rank_and_all_is_over(number: signal.Signa
         server.process.kill()
 
 
-def test_a_first_rank_that_hangs_is_ended_by_the_others(tmp_path: Path) -> None:
+def test_other_ranks_end_the_first_one_when_it_hangs(tmp_path: Path) -> None:
     variables = {"TMPDIR": str(tmp_path)}
     server = EngineServer(*FLAGS, "--tensor-parallel-size", "2", limit_s=START_S, variables=variables)
     try:
@@ -122,7 +122,7 @@ def text_of_one_process() -> str:
     return answer.outputs[0].text
 
 
-def test_a_group_of_two_nodes_says_what_one_process_does_and_ends_whole() -> None:
+def test_two_node_text_equals_one_process_and_the_group_ends_together() -> None:
     group = ("--tensor-parallel-size", "2", "--master-port")
     port, health = str(free_port()), free_port()
     pod = {"LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "127.0.0.1"}  # as LeaderWorkerSet's controller says it
@@ -227,7 +227,7 @@ def test_a_worker_without_a_leader_exits_when_it_gets_sigterm() -> None:
         worker.kill()
 
 
-def test_a_server_that_is_ended_while_it_loads_leaves_no_files(tmp_path: Path) -> None:
+def test_no_files_are_left_when_a_server_is_ended_while_loading(tmp_path: Path) -> None:
     command = serve_command(*FLAGS, "--port", "0", "--tensor-parallel-size", "2")
     variables = environment() | {"TMPDIR": str(tmp_path)}
     server = subprocess.Popen(command, env=variables, stderr=subprocess.DEVNULL)

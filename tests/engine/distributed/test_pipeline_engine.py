@@ -60,7 +60,7 @@ def grid() -> LLM:
     return _engine("demo", 2, 2, skip_tokenizer_init=False, **settings)
 
 
-def test_sampling_penalties_logprobs_and_chunks_are_as_in_one_process(alone: LLM, staged: LLM) -> None:
+def test_pipeline_outputs_equal_one_process_for_all_sampling_features(alone: LLM, staged: LLM) -> None:
     assert results_of(staged, PROMPTS, SAMPLING_PARAMS) == results_of(alone, PROMPTS, SAMPLING_PARAMS)
     assert _logprobs(staged) == pytest.approx(_logprobs(alone), abs=1e-4)
     followed = [[*SHARED, *prompt] for prompt in PROMPTS]
@@ -68,7 +68,7 @@ def test_sampling_penalties_logprobs_and_chunks_are_as_in_one_process(alone: LLM
         assert results_of(staged, prompts, GREEDY) == results_of(alone, prompts, GREEDY)
 
 
-def test_beams_and_embeddings_are_as_in_one_process(alone: LLM, staged: LLM) -> None:
+def test_pipeline_beams_and_embeddings_equal_one_process(alone: LLM, staged: LLM) -> None:
     search = BeamSearchParams(beam_width=3, max_tokens=8)
     beams = [llm.beam_search([{"prompt_token_ids": PROMPTS[0]}], search)[0].sequences for llm in (alone, staged)]
     assert [beam.tokens for beam in beams[1]] == [beam.tokens for beam in beams[0]]
@@ -76,7 +76,7 @@ def test_beams_and_embeddings_are_as_in_one_process(alone: LLM, staged: LLM) -> 
     assert embeddings[1].outputs.embedding == pytest.approx(embeddings[0].outputs.embedding, abs=1e-4)
 
 
-def test_every_stage_has_a_pass_while_others_are_aborted(alone: LLM, staged: LLM) -> None:
+def test_other_sequences_are_unchanged_when_some_are_aborted_in_the_pipeline(alone: LLM, staged: LLM) -> None:
     """Two of eight sequences go while passes with them are in flight; the others notice nothing."""
     engine = staged._engine
     sampling_params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -100,7 +100,7 @@ def test_every_stage_has_a_pass_while_others_are_aborted(alone: LLM, staged: LLM
     assert [made[str(number)] for number in kept] == [tokens for tokens, _ in expected]
 
 
-def test_stages_of_several_ranks_within_a_grammar_and_with_little_memory(grid: LLM) -> None:
+def test_pipeline_of_tensor_parallel_stages_equals_one_process_under_memory_pressure(grid: LLM) -> None:
     """The demo model: sequences are preempted and swapped, some are held to a choice."""
     yes_or_no = StructuredOutputsParams(choice=["yes", "no"])
     sampling_params = [SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)] * 5
@@ -117,7 +117,7 @@ def test_stages_of_several_ranks_within_a_grammar_and_with_little_memory(grid: L
 @pytest.mark.parametrize(
     ("fixture", "rank", "number"), [("staged", 1, signal.SIGKILL), ("grid", 3, signal.SIGSTOP)], ids=["killed", "hangs"]
 )
-def test_the_end_of_a_rank_ends_the_group_with_the_reason(
+def test_the_group_ends_with_the_reason_when_a_rank_ends(
     fixture: str, rank: int, number: signal.Signals, request: pytest.FixtureRequest
 ) -> None:
     llm: LLM = request.getfixturevalue(fixture)
@@ -132,7 +132,7 @@ def test_the_end_of_a_rank_ends_the_group_with_the_reason(
         results_of(llm, PROMPTS, GREEDY)
 
 
-def test_what_stages_cannot_do_is_refused_by_name(folder: Path) -> None:
+def test_pipeline_parallelism_is_refused_by_name_when_unsupported(folder: Path) -> None:
     with pytest.raises(ValueError, match="pipeline-parallel-size: speculative decoding"):
         _engine(folder, 2, speculative_method="ngram")
     with pytest.raises(ModelError, match=r"3 layers.*4 stages"):

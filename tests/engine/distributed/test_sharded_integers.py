@@ -31,7 +31,7 @@ def _check(directory: Path, size: int, **settings: Any) -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("architecture", ["qwen2", "phi3"])
-def test_ranks_compute_what_one_process_does(architecture: str, form: str, tmp_path: Path) -> None:
+def test_tensor_parallel_logits_equal_one_process(architecture: str, form: str, tmp_path: Path) -> None:
     """With layers of several parts, with biases, and with parts that are one tensor."""
     changes = {"original_max_position_embeddings": 512} if architecture == "phi3" else {}
     save_tiny_model(tmp_path, architecture, **LLAMA, **changes, tie_word_embeddings=False)
@@ -40,7 +40,7 @@ def test_ranks_compute_what_one_process_does(architecture: str, form: str, tmp_p
 
 
 @pytest.mark.parametrize("form", ["gptq-act-order", "gptq-8-rows", "awq", "w4a16-asymmetric", "w8a8-tensor-asymmetric"])
-def test_four_ranks_hold_each_of_two_heads_twice(form: str, tmp_path: Path) -> None:
+def test_kv_heads_are_replicated_when_there_are_more_ranks_than_heads(form: str, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", **LLAMA)
     quantize_folder(tmp_path, form)
     _check(tmp_path, 4)
@@ -48,14 +48,14 @@ def test_four_ranks_hold_each_of_two_heads_twice(form: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("vocab_size", "size"), [(208, 2), (192, 4)])  # the last rank has 80 of 128 rows, or none
 @pytest.mark.parametrize("form", ["gptq", "w4a16-asymmetric", "w8a8"])
-def test_ranks_share_a_quantised_head(form: str, vocab_size: int, size: int, tmp_path: Path) -> None:
+def test_a_quantised_lm_head_is_sharded_over_ranks(form: str, vocab_size: int, size: int, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", **LLAMA, vocab_size=vocab_size)
     quantize_folder(tmp_path, form, head=True)
     _check(tmp_path, size)
 
 
 @pytest.mark.parametrize("form", ["gptq", "awq", "w4a16-asymmetric"])
-def test_stages_of_several_ranks(form: str, tmp_path: Path) -> None:
+def test_logits_equal_one_process_for_pipeline_stages_of_several_ranks(form: str, tmp_path: Path) -> None:
     """Biases of other stages are not read, and need not be zero."""
     save_tiny_model(tmp_path, "qwen2", **LLAMA, tie_word_embeddings=False)
     quantize_folder(tmp_path, form)
@@ -64,7 +64,7 @@ def test_stages_of_several_ranks(form: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("form", ["gptq", "awq", "w4a16-asymmetric", "w8a8", "w8a8-tensor-asymmetric"])
-def test_ranks_share_experts_by_width_or_whole(form: str, whole: bool, tmp_path: Path) -> None:
+def test_experts_are_sharded_by_width_or_whole(form: str, whole: bool, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "qwen3_moe", **QWEN_MOE, head_dim=32)
     quantize_folder(tmp_path, form)
     _check(tmp_path, 2, tensor_parallel_size=2, enable_expert_parallel=whole)
@@ -72,7 +72,7 @@ def test_ranks_share_experts_by_width_or_whole(form: str, whole: bool, tmp_path:
 
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("form", ["awq", "w4a16-asymmetric"])
-def test_ranks_share_heads_of_latents_and_shared_experts(form: str, whole: bool, tmp_path: Path) -> None:
+def test_latent_attention_heads_and_shared_experts_are_sharded(form: str, whole: bool, tmp_path: Path) -> None:
     shape = {"q_lora_rank": 64, "v_head_dim": 32, "intermediate_size": 128, "moe_intermediate_size": 64}
     save_tiny_model(tmp_path, "deepseek_v2", **(DEEPSEEK | shape))
     quantize_folder(tmp_path, form)
@@ -90,7 +90,7 @@ def test_ranks_share_heads_of_latents_and_shared_experts(form: str, whole: bool,
         ("awq", {"intermediate_size": 104, "head_dim": 64}, "mlp.gate_up_proj.*rows.*104"),
     ],
 )
-def test_words_and_groups_that_ranks_would_cut_are_refused_before_memory_is_taken(
+def test_sharding_is_refused_before_allocation_when_it_would_cut_packed_words_or_groups(
     form: str, changes: dict[str, int], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DecoderModel, "take_memory", None)
@@ -102,7 +102,7 @@ def test_words_and_groups_that_ranks_would_cut_are_refused_before_memory_is_take
 
 @pytest.mark.parametrize(("architecture", "changes"), [("llama", LLAMA), ("qwen3_moe", QWEN_MOE | {"head_dim": 32})])
 @pytest.mark.parametrize("form", ["gptq", "awq", "w4a16-asymmetric"])
-def test_ranks_that_cut_groups_both_have_their_scales(
+def test_both_ranks_have_the_scales_when_a_group_is_cut(
     form: str, architecture: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A group of 64 and a half each, of the MLP's or of the experts' width."""
@@ -113,7 +113,7 @@ def test_ranks_that_cut_groups_both_have_their_scales(
 
 
 @pytest.mark.parametrize("form", ["gptq-act-order", "awq", "w4a16-asymmetric"])
-def test_dummy_weights(form: str, tmp_path: Path) -> None:
+def test_dummy_weights_of_a_quantised_checkpoint_run(form: str, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", **LLAMA)
     quantize_folder(tmp_path, form)
     group = ThreadGroup(tmp_path, 2, load_format="dummy")
@@ -123,7 +123,7 @@ def test_dummy_weights(form: str, tmp_path: Path) -> None:
     assert torch.equal(*found)
 
 
-def test_experts_that_ranks_would_cut_may_be_left_whole(tmp_path: Path) -> None:
+def test_experts_can_be_whole_when_sharding_would_cut_them(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "qwen3_moe", **(QWEN_MOE | {"moe_intermediate_size": 96}), head_dim=32)
     quantize_folder(tmp_path, "awq")
     words = r"experts\.0\.down_proj: a rank's columns 0 to 48 of 96.*--enable-expert-parallel leaves experts whole"
@@ -132,7 +132,7 @@ def test_experts_that_ranks_would_cut_may_be_left_whole(tmp_path: Path) -> None:
     _check(tmp_path, 2, tensor_parallel_size=2, enable_expert_parallel=True)
 
 
-def test_rows_of_whole_scales_may_be_cut_anywhere(tmp_path: Path) -> None:
+def test_per_channel_weights_are_sharded_at_any_row(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", **(LLAMA | {"intermediate_size": 102}))
     quantize_folder(tmp_path, "w8a8")
     _check(tmp_path, 2)

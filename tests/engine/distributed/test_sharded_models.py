@@ -59,7 +59,7 @@ def _check(directory: Path, size: int, **settings: Any) -> None:
 
 @pytest.mark.parametrize("size", [2, 4])  # of two KV heads four ranks hold each twice
 @pytest.mark.parametrize("variant", CHOSEN)
-def test_ranks_compute_what_one_process_does(variant: str, size: int, tmp_path: Path) -> None:
+def test_tensor_parallel_logits_equal_one_process(variant: str, size: int, tmp_path: Path) -> None:
     architecture, changes = VARIANTS[variant]
     save_tiny_model(tmp_path, architecture, **changes)
     _check(tmp_path, size)
@@ -67,7 +67,9 @@ def test_ranks_compute_what_one_process_does(variant: str, size: int, tmp_path: 
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("variant", ["qwen2", "gemma3", "deepseek-v2-lite"])
-def test_in_bfloat16_ranks_are_as_near_to_exact_logits_as_one_process(variant: str, size: int, tmp_path: Path) -> None:
+def test_bfloat16_error_of_tensor_parallel_logits_equals_that_of_one_process(
+    variant: str, size: int, tmp_path: Path
+) -> None:
     """They add in another order, and no further from what fp32 gives."""
     architecture, changes = VARIANTS[variant]
     save_tiny_model(tmp_path, architecture, **changes)
@@ -91,7 +93,7 @@ def test_in_bfloat16_ranks_are_as_near_to_exact_logits_as_one_process(variant: s
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("variant", ["qwen3-moe", "qwen3-moe-mixed", "mixtral", "deepseek-v2-lite", "deepseek-v3"])
-def test_ranks_with_whole_experts_compute_what_one_process_does(variant: str, size: int, tmp_path: Path) -> None:
+def test_expert_parallel_logits_equal_one_process(variant: str, size: int, tmp_path: Path) -> None:
     architecture, changes = VARIANTS[variant]
     experts = {"mixtral": "num_local_experts", "qwen3_moe": "num_experts"}.get(architecture, "n_routed_experts")
     width = {0: 33, 1: 36, 2: 34}[changes.get("n_shared_experts", 0)]  # the shared experts' alone is shared out
@@ -100,9 +102,7 @@ def test_ranks_with_whole_experts_compute_what_one_process_does(variant: str, si
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_layer_is_summed_twice_whatever_it_is_made_of(
-    whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_layer_needs_two_all_reduces(whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After attention, and after routed and shared experts together; embeddings are summed once."""
     save_tiny_model(tmp_path, "deepseek_v3", **VARIANTS["deepseek-v3"][1])
     group = ThreadGroup(tmp_path, 2, tensor_parallel_size=2, enable_expert_parallel=whole)
@@ -119,7 +119,7 @@ def test_a_layer_is_summed_twice_whatever_it_is_made_of(
     assert sorted(sums) == [0] * (1 + 2 * 3) + [1] * (1 + 2 * 3)
 
 
-def test_latents_and_their_projections_are_whole_on_every_rank_and_heads_are_not(tmp_path: Path) -> None:
+def test_latents_are_replicated_and_heads_sharded(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "deepseek_v3", **VARIANTS["deepseek-v3"][1])
     alone, group = tiny_runner(tmp_path), ThreadGroup(tmp_path, 2, tensor_parallel_size=2)
     whole = alone.kv_memory().layout
@@ -134,7 +134,7 @@ def test_latents_and_their_projections_are_whole_on_every_rank_and_heads_are_not
         assert layout_refusal(layout, whole) == layout_refusal(whole, layout) == ""
 
 
-def test_no_rank_ends_a_chunk_before_all_have_its_keys_and_values(tmp_path: Path) -> None:
+def test_a_chunk_ends_only_when_all_ranks_have_its_keys_and_values(tmp_path: Path) -> None:
     """Whoever is given pages of a group learns from the first rank alone that the chunk is computed."""
     save_tiny_model(tmp_path, "qwen3")
     group = ThreadGroup(tmp_path, 2, tensor_parallel_size=2)
@@ -160,7 +160,9 @@ def test_no_rank_ends_a_chunk_before_all_have_its_keys_and_values(tmp_path: Path
 
 @pytest.mark.parametrize("samples", [False, True])
 @pytest.mark.parametrize("variant", ["qwen3-tied", "gemma2-tight-caps", "olmo2", "qwen3-moe", "deepseek-v2-lite"])
-def test_the_first_rank_tells_of_no_layer_that_another_has_not(variant: str, samples: bool, tmp_path: Path) -> None:
+def test_layer_progress_is_reported_only_when_all_ranks_have_the_layer(
+    variant: str, samples: bool, tmp_path: Path
+) -> None:
     """Though the others are slower in each layer: whoever is given pages reads those of all ranks."""
     architecture, changes = VARIANTS[variant]
     save_tiny_model(tmp_path, architecture, **changes)
@@ -208,7 +210,9 @@ def test_the_first_rank_tells_of_no_layer_that_another_has_not(variant: str, sam
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 @pytest.mark.parametrize("variant", ["qwen2", "gemma2-tight-caps", "phi3"])
 @pytest.mark.parametrize("size", [2, 4])
-def test_ranks_round_dense_layers_as_one_process_does(kind: str, variant: str, size: int, tmp_path: Path) -> None:
+def test_tensor_parallel_quantisation_of_dense_layers_equals_one_process(
+    kind: str, variant: str, size: int, tmp_path: Path
+) -> None:
     architecture, changes = VARIANTS[variant]
     save_tiny_model(tmp_path, architecture, **changes)
     alone = tiny_runner(tmp_path, quantization=kind)
@@ -230,7 +234,7 @@ WIDE = {
 
 @pytest.mark.parametrize("kind", ["int4", "w8a8-int8"])
 @pytest.mark.parametrize(("variant", "shape"), [("qwen2", WIDE), ("olmo2", WIDE), ("qwen2", {})])
-def test_ranks_calibrate_their_parts_as_one_process_does(
+def test_tensor_parallel_calibration_equals_one_process(
     kind: str, variant: str, shape: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the first layer to the last integer, but for groups that ranks cut, and behind norms that ranks share.
@@ -263,7 +267,7 @@ def test_ranks_calibrate_their_parts_as_one_process_does(
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_ranks_share_quantised_experts(whole: bool, tmp_path: Path) -> None:
+def test_quantised_experts_are_sharded_over_ranks(whole: bool, tmp_path: Path) -> None:
     shape = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "tie_word_embeddings": False}
     save_tiny_model(tmp_path, "qwen3_moe", **shape)
     alone = tiny_runner(tmp_path, quantization="fp8")
@@ -279,7 +283,7 @@ def test_ranks_share_quantised_experts(whole: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("quantize", [fp8_checkpoints.quantize_folder, fp4_checkpoints.quantize_folder])
-def test_ranks_share_quantised_heads_of_latents_and_shared_experts(
+def test_quantised_latent_attention_and_shared_experts_are_sharded(
     quantize: Callable[[Path, str], Any], whole: bool, tmp_path: Path
 ) -> None:
     shape = {"q_lora_rank": 64, "v_head_dim": 32, "intermediate_size": 128, "moe_intermediate_size": 64}
@@ -289,7 +293,7 @@ def test_ranks_share_quantised_heads_of_latents_and_shared_experts(
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_ranks_round_their_own_share_of_latent_attention_and_of_experts(whole: bool, tmp_path: Path) -> None:
+def test_each_rank_quantises_its_shard_of_latent_attention_and_experts(whole: bool, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "deepseek_v2", **DEEPSEEK)
     runner = tiny_runner(tmp_path)
     expected = run_chunks(runner, TOKENS, PageDealer(runner).table(len(TOKENS)), SIZES)
@@ -301,7 +305,7 @@ def test_ranks_round_their_own_share_of_latent_attention_and_of_experts(whole: b
     assert max(rank.worker.weight_bytes for rank in group.runners) < 0.4 * runner.worker.weight_bytes
 
 
-def test_experts_that_ranks_cannot_share_equally_are_refused_by_name(tmp_path: Path) -> None:
+def test_expert_parallelism_is_refused_when_experts_do_not_divide(tmp_path: Path) -> None:
     requested = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
     save_tiny_model(tmp_path / "odd", "qwen3_moe", **(VARIANTS["qwen3-moe"][1] | {"num_experts": 5}))
     with pytest.raises(ModelError, match=r"enable_expert_parallel.*experts = 5"):
@@ -321,13 +325,13 @@ def test_experts_that_ranks_cannot_share_equally_are_refused_by_name(tmp_path: P
 
 
 @pytest.mark.parametrize("form", fp8_checkpoints.FORMATS)
-def test_fp8_checkpoints_are_shared_out_with_their_scales(form: str, tmp_path: Path) -> None:
+def test_fp8_checkpoints_are_sharded_with_their_scales(form: str, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", hidden_size=256, intermediate_size=512, head_dim=32)
     fp8_checkpoints.quantize_folder(tmp_path, form)
     _check(tmp_path, 2)
 
 
-def test_checkpoints_of_several_schemes_are_shared_out_layer_by_layer(tmp_path: Path) -> None:
+def test_mixed_quantised_checkpoints_are_sharded_layer_by_layer(tmp_path: Path) -> None:
     """Attention by blocks of 16 columns and the rest, the head too, by channel; one layer is not quantised."""
     save_tiny_model(tmp_path, "llama", hidden_size=256, intermediate_size=512, head_dim=32)
     plain = "model.layers.1.mlp.down_proj"
@@ -338,7 +342,7 @@ def test_checkpoints_of_several_schemes_are_shared_out_layer_by_layer(tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
-def test_ranks_round_their_own_share_of_the_weights(kind: str, tmp_path: Path) -> None:
+def test_each_rank_quantises_its_shard_of_the_weights(kind: str, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", hidden_size=256, intermediate_size=512, head_dim=64)
     runner = tiny_runner(tmp_path)
     expected = run_chunks(runner, TOKENS, PageDealer(runner).table(len(TOKENS)), SIZES)
@@ -352,7 +356,7 @@ def test_ranks_round_their_own_share_of_the_weights(kind: str, tmp_path: Path) -
     assert nearness[0] > nearness[1] - 0.1
 
 
-def test_latent_attention_that_cannot_be_shared_out_is_refused_before_memory_is_taken(
+def test_latent_attention_is_refused_before_allocation_when_it_cannot_be_sharded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DecoderModel, "take_memory", None)
@@ -369,7 +373,7 @@ def test_latent_attention_that_cannot_be_shared_out_is_refused_before_memory_is_
             ThreadGroup(tmp_path, 3)
 
 
-def test_what_cannot_be_shared_out_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_model_is_refused_by_name_when_it_cannot_be_sharded(tmp_path: Path) -> None:
     save_tiny_model(
         tmp_path, "llama", hidden_size=96, num_attention_heads=6, num_key_value_heads=3, intermediate_size=97
     )

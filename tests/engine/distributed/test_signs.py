@@ -31,7 +31,7 @@ def test_more_than_a_second_of_five_is_left_when_a_hung_rank_is_noticed() -> Non
     assert signs.SILENT_TICKS * signs.TICK_S + _DEAD_CORE_LINGER_S < 4
 
 
-def test_a_silent_rank_is_missed_once_the_model_is_loaded(router: zmq.Socket[bytes]) -> None:
+def test_a_rank_is_lost_when_its_heartbeats_stop_after_loading(router: zmq.Socket[bytes]) -> None:
     lost: list[str] = []
     watch = signs.Watch(router, range(1, 2), dict, lost.append, "group")
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
@@ -48,7 +48,7 @@ def test_a_silent_rank_is_missed_once_the_model_is_loaded(router: zmq.Socket[byt
     watch.close()
 
 
-def test_a_rank_misses_a_silent_first_one(router: zmq.Socket[bytes]) -> None:
+def test_a_rank_ends_when_the_first_ones_heartbeats_stop_after_loading(router: zmq.Socket[bytes]) -> None:
     lost: list[str] = []
     spoken = signs.HeartbeatSender("ipc:///nowhere", 1, lost.append)
     time.sleep(3 * signs.SILENT_TICKS * TICK_S)

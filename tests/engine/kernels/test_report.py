@@ -12,7 +12,7 @@ from mini_infer_engine.kernels.report import kernel_report, log_kernels, report_
 from tests.engine.kernels.profiles import H100, H200, H200_OTHER_TRITON, L4
 
 
-def test_a_hopper_gpu_with_the_measured_triton_has_all_kernels() -> None:
+def test_kernel_report_has_all_kernels_on_hopper_with_the_pinned_triton() -> None:
     report = report_of(KernelPolicy(H200))
     assert (report.gemm, report.decode_attention) == ("pdl_gemm", "flash_decoding_pdl")
     assert (report.prefill_attention, report.off, report.disabled) == ("flash_attention_3", "", "")
@@ -24,7 +24,7 @@ def test_a_hopper_gpu_with_the_measured_triton_has_all_kernels() -> None:
     assert narrow.prefill_attention == "flash_attention_2"
 
 
-def test_a_hopper_gpu_with_another_triton_says_what_is_off_and_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_kernel_report_explains_what_is_off_when_triton_differs(caplog: pytest.LogCaptureFixture) -> None:
     report = report_of(KernelPolicy(H200_OTHER_TRITON))
     assert (report.gemm, report.prefill_attention) == ("small_m_gemm", "flash_attention_2")
     with caplog.at_level(logging.INFO):
@@ -35,7 +35,7 @@ def test_a_hopper_gpu_with_another_triton_says_what_is_off_and_why(caplog: pytes
     assert "constraints-gpu.txt" in record.message
 
 
-def test_what_settings_switch_off_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_kernel_report_names_disabled_mechanisms(caplog: pytest.LogCaptureFixture) -> None:
     report = report_of(KernelPolicy(H200, frozenset({Mechanism.PDL, Mechanism.HOPPER_FA3})))
     assert (report.gemm, report.decode_attention) == ("small_m_gemm", "flash_decoding")
     assert (report.disabled, report.off) == ("hopper_fa3,pdl", "")
@@ -45,19 +45,19 @@ def test_what_settings_switch_off_is_named(caplog: pytest.LogCaptureFixture) -> 
     assert "disabled: hopper_fa3,pdl" in caplog.text
 
 
-def test_an_h100_says_whose_tile_configs_it_uses() -> None:
+def test_kernel_report_names_the_gpu_whose_configs_are_used() -> None:
     report = report_of(KernelPolicy(H100, tuned=load_tuned_configs(H100.name)))
     assert report.gemm_configs == "NVIDIA H200"
     assert "GEMM pdl_gemm with tile configs measured on NVIDIA H200, " in str(report)
     assert "NVIDIA H100 80GB HBM3" in str(report)
 
 
-def test_a_gpu_that_is_no_hopper_lacks_nothing() -> None:
+def test_kernel_report_lists_nothing_as_off_on_other_gpus() -> None:
     report = report_of(KernelPolicy(L4))
     assert (report.gemm, report.prefill_attention, report.off) == ("cublas", "flash_attention_2", "")
 
 
-def test_a_cpu_runs_torch() -> None:
+def test_kernel_report_names_torch_on_a_cpu() -> None:
     report = kernel_report("cpu")
     assert str(report) == "GEMM torch, decode attention torch, prefill attention torch (cpu)"
     assert report.labels["device"] == "cpu"

@@ -25,11 +25,11 @@ from tests.engine.kernels.profiles import H200
         (128, 1024, 2052, 1),  # rows of a split would not begin at 16 bytes
     ],
 )
-def test_how_many_splits(m: int, n: int, k: int, splits: int) -> None:
+def test_split_k_count_by_shape(m: int, n: int, k: int, splits: int) -> None:
     assert k_splits(m, n, k, profile=H200) == splits
 
 
-def test_splits_add_up_to_the_product() -> None:
+def test_split_k_partial_sums_add_up_to_the_product() -> None:
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(rows, 64, generator=generator, dtype=torch.float64) for rows in (5, 7))
     summands = split_k_gemm(x, weight, 4)

@@ -36,12 +36,12 @@ def test_a_packaged_file_is_valid_and_stays_as_it_is_when_written_again(file: re
             assert config.stages >= 2
 
 
-def test_a_gpu_without_a_file_has_the_h200s() -> None:
+def test_a_gpu_uses_the_h200s_configs_when_it_has_no_file() -> None:
     assert load_tuned_configs("NVIDIA H100 80GB HBM3") is not None
     assert load_tuned_configs("NVIDIA H100 80GB HBM3").device == "NVIDIA H200"
 
 
-def test_configs_of_all_kernels_are_read_as_they_were_written() -> None:
+def test_tuned_configs_survive_writing_and_reading() -> None:
     configs = TunedConfigs(
         "NVIDIA X",
         {(64, 64, True, 8): PdlGemmConfig(32, 128, 1, 2), (64, 64, False, 64): SmallMConfig(64, 64, 0, 4, 3)},
@@ -59,7 +59,7 @@ def test_configs_of_all_kernels_are_read_as_they_were_written() -> None:
     assert parse_tuned_configs("NVIDIA X", tuned_configs_json(configs)) == configs
 
 
-def test_rows_between_those_that_were_measured_take_the_next_more() -> None:
+def test_rows_are_rounded_up_to_the_next_measured_count() -> None:
     assert [rows_of_large_m(m) for m in (65, 128, 129, 1024, 5000)] == [128, 128, 256, 1024, 4096]
 
 
@@ -75,7 +75,9 @@ def test_rows_between_those_that_were_measured_take_the_next_more() -> None:
         ),
     ],
 )
-def test_a_wrong_file_is_an_error(table: str, kernel: dict[str, object], message: str) -> None:
+def test_loading_tuned_configs_raises_when_the_file_is_invalid(
+    table: str, kernel: dict[str, object], message: str
+) -> None:
     entry = {"N": 64, "K": 64, "gated": False, "M": 8, **kernel}
     text = json.dumps({"device": "NVIDIA X", "with_pdl": [], "portable": [], "quantized": []} | {table: [entry]})
     with pytest.raises(ValueError, match=message):

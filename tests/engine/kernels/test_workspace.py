@@ -9,7 +9,7 @@ from mini_infer_engine.kernels.workspace import Workspace
 CPU = torch.device("cpu")
 
 
-def test_two_runners_share_neither_partial_sums_nor_counters() -> None:
+def test_two_runners_share_no_workspace() -> None:
     first, second = Workspace(CPU), Workspace(CPU)
     assert first.counters.data_ptr() != second.counters.data_ptr()
     assert first.partials().data_ptr() != second.partials().data_ptr()
@@ -17,7 +17,7 @@ def test_two_runners_share_neither_partial_sums_nor_counters() -> None:
     assert second.partials().numel() < 1 << 23
 
 
-def test_growing_keeps_the_memory_that_captured_graphs_write_to() -> None:
+def test_workspace_keeps_memory_of_captured_graphs_when_it_grows() -> None:
     workspace = Workspace(CPU)
     before = workspace.partials()
     address, size = before.data_ptr(), before.numel()

@@ -73,7 +73,7 @@ def made(**faults: str) -> tuple[ChosenTransport, Fake, Fake]:
     return ChosenTransport(cast("MappedTransport", mapped), cast("NixlTransport", nixl), MEMORY), mapped, nixl
 
 
-def test_the_address_names_both_transports() -> None:
+def test_a_chosen_transports_address_names_both_transports() -> None:
     chosen, _, _ = made()
     assert chosen.name == "cuda-ipc+nixl"
     assert chosen.describe() == TransportAddress("cuda-ipc+nixl", [replace(RANK, shared=SHARED)])
@@ -91,7 +91,7 @@ def test_the_address_names_both_transports() -> None:
         ("nixl", {"nixl": "no way"}, "no way"),
     ],
 )
-def test_a_peer_is_reached_by_what_reaches_it(theirs: str, faults: dict[str, str], expected: str) -> None:
+def test_the_transport_that_reaches_the_peer_is_chosen(theirs: str, faults: dict[str, str], expected: str) -> None:
     chosen, mapped, nixl = made(**faults)
     where = TransportAddress(theirs, [RANK])
     if set(faults) >= {"mapped", "nixl"} or expected == "no way":
@@ -106,7 +106,7 @@ def test_a_peer_is_reached_by_what_reaches_it(theirs: str, faults: dict[str, str
     assert (nixl if expected == "cuda-ipc" else mapped).started == []
 
 
-def test_nothing_is_staged_for_a_peer_that_is_mapped() -> None:
+def test_nothing_is_staged_when_the_peer_is_mapped() -> None:
     chosen, _, nixl = made()
     nixl.staged_in = "device"
     chosen.add_peer("peer", replace(WHOLE, page_size=16), TransportAddress("cuda-ipc+nixl", [RANK]))
@@ -115,7 +115,7 @@ def test_nothing_is_staged_for_a_peer_that_is_mapped() -> None:
     assert chosen.staging_area("far", Span([0], [0], 0, 4096)) == "device"
 
 
-def test_what_has_ended_for_one_has_for_the_other() -> None:
+def test_a_peer_is_removed_from_both_transports() -> None:
     chosen, mapped, nixl = made()
     for engine_id, names in (("near", "cuda-ipc+nixl"), ("far", "nixl")):
         chosen.add_peer(engine_id, WHOLE, TransportAddress(names, [RANK]))
@@ -141,7 +141,9 @@ def refuse(error: Exception) -> Callable[..., Any]:
         (False, False, "--kv-transport cuda-ipc"),
     ],
 )
-def test_auto_takes_what_works_on_a_gpu(ipc: bool, nixl: bool, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_chooses_the_transports_that_work_on_the_gpu(
+    ipc: bool, nixl: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, mapped_fake, nixl_fake = made()
     no_ipc, no_nixl = refuse(ModelError("no handle")), refuse(ImportError("no package"))
     monkeypatch.setattr(opening, "CudaIpcMemory", (lambda *_: None) if ipc else no_ipc)

@@ -127,7 +127,7 @@ def test_fallback_waits_when_a_hung_peer_may_still_write_to_its_first_pages() ->
     assert engine.scheduler.kv_cache.pool.usage == 0
 
 
-def test_nothing_more_is_requested_from_a_peer_that_has_not_settled_a_transfer() -> None:
+def test_no_new_transfer_is_requested_when_a_peer_has_not_settled_a_failed_one() -> None:
     engine, worker, _ = make()
     engine.add(request("r", 20, kv_source=FROM_PEER))
     steps(engine, 1)
@@ -212,7 +212,7 @@ def test_remote_prompt_is_refused_when_its_tokens_fit_no_array() -> None:
     assert engine.stats().kv_transfer.faults == 1
 
 
-def test_remote_prompt_makes_one_token_and_retains_nothing_whatever_its_sender_wants() -> None:
+def test_a_remote_prompt_makes_one_token_and_retains_nothing() -> None:
     engine, worker, connector = make()
     greedy = request_of(40, max_tokens=50, retains_kv=True, kv_source=KVSource(address="tcp://third:1", how="prefill"))
     worker.send_news(prefill_request("p/0", greedy))
@@ -226,7 +226,7 @@ def test_remote_prompt_makes_one_token_and_retains_nothing_whatever_its_sender_w
     assert not engine.has_work
 
 
-def test_requests_of_peers_are_checked_as_those_of_clients() -> None:
+def test_peers_requests_are_validated_like_clients() -> None:
     def check(one: Request) -> None:
         raise ValueError("temperature")
 
@@ -304,7 +304,7 @@ def test_engine_computes_everything_itself_when_the_transfer_thread_has_failed()
     assert not engine.has_work
 
 
-def test_reads_of_tokens_that_are_none_cost_their_job_alone() -> None:
+def test_only_its_own_job_fails_when_a_read_names_invalid_tokens() -> None:
     engine, worker, _ = make()
     worker.send_news(events.KVRequest("p/0", [-1] * 40, "", "", 0), events.KVRequest("p/1", [1] * 40, "", "", 0))
     steps(engine, 3)
@@ -314,7 +314,7 @@ def test_reads_of_tokens_that_are_none_cost_their_job_alone() -> None:
     ]
 
 
-def test_sampling_of_a_retained_prompt_is_its_own() -> None:
+def test_a_retained_prompt_keeps_its_sampling_parameters() -> None:
     engine, _, _ = make()
     sampling = SamplingParams(max_tokens=2, ignore_eos=True)
     one = msgspec.structs.replace(request("retained", 30, retains_kv=True), sampling=sampling)

@@ -187,7 +187,7 @@ def test_nothing_is_pinned_when_no_peer_waits_for_what_is_computed(subject: Subj
     assert list(subject.engine.scheduler.kv_cache.pool.references) == before
 
 
-def test_own_outputs_pass_in_their_order(subject: Subject) -> None:
+def test_a_connector_passes_own_outputs_in_order(subject: Subject) -> None:
     outputs = [
         Output(request_id="a", token_ids=[1]),
         Output(request_id="b", token_ids=[], finish_reason="error", error="why"),
@@ -221,7 +221,7 @@ def assert_released(subject: Subject) -> None:
     assert subject.connector.stats.pinned_pages == 0
 
 
-def test_each_requested_sequence_gets_one_result(subject: Subject) -> None:
+def test_each_requested_sequence_gets_exactly_one_result(subject: Subject) -> None:
     recorder = Recorder(subject.connector)
     subject.engine.kv_connector = cast("KVConnector", recorder)
     for number in range(8):
@@ -242,7 +242,7 @@ def test_no_output_follows_and_pages_are_released_when_a_request_is_aborted(subj
     assert_released(subject)
 
 
-def test_a_retained_prompt_says_where_it_is_or_nothing(subject: Subject) -> None:
+def test_a_retained_prompt_has_transfer_params_or_none(subject: Subject) -> None:
     subject.engine.add(request("retained", 40, retains_kv=True))
     [output] = [output for output in subject.run() if output.finish_reason]
     assert output.finish_reason == "length"

@@ -198,7 +198,7 @@ def test_what_is_put_in_place_when_a_job_is_given_up_keeps_its_pages_and_its_slo
     assert sorted(world.granted_slots()) == list(RECEIVE_SLOTS)
 
 
-def test_what_cannot_be_put_in_place_is_a_fall_back(world: World) -> None:
+def test_the_prompt_is_computed_locally_when_received_kv_cannot_be_placed(world: World) -> None:
     world.take(1)
     world.receive_messages(wire.SlotRequested(1, 0, "host"), written(1, 0))
     world.transport.motions[0].end = "failed"

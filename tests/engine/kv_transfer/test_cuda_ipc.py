@@ -45,7 +45,7 @@ class FakeDriver:
         self.closed.append(address)
 
 
-def test_the_pool_is_found_behind_the_beginning_of_its_allocation() -> None:
+def test_cuda_ipc_maps_the_pool_at_its_offset_in_the_allocation() -> None:
     driver = FakeDriver()
     pool = share_pool(driver, MEMORY)
     assert (pool.offset, pool.size, pool.pool_bytes) == (4096, SIZE, 10 * LAYOUT.page_bytes)
@@ -55,7 +55,7 @@ def test_the_pool_is_found_behind_the_beginning_of_its_allocation() -> None:
     assert driver.closed == [driver.there]
 
 
-def test_memory_without_a_handle_is_refused_with_the_remedy() -> None:
+def test_cuda_ipc_is_refused_with_the_remedy_when_memory_has_no_handle() -> None:
     with pytest.raises(ModelError, match="expandable_segments"):
         share_pool(FakeDriver(has_handles=False), MEMORY)
 
@@ -72,6 +72,6 @@ def test_a_pool_is_refused_when_it_is_unreachable_or_not_as_described() -> None:
     assert other.closed == [other.there]
 
 
-def test_a_pool_in_main_memory_has_no_such_transport() -> None:
+def test_cuda_ipc_is_refused_when_the_pool_is_in_host_memory() -> None:
     with pytest.raises(ModelError, match="--kv-transport cuda-ipc"):
         CudaIpcMemory(SharedPool().memory)

@@ -75,7 +75,7 @@ def ended(motion: Motion) -> Progress:
     return progress
 
 
-def test_a_rank_that_does_not_reach_the_peer_fails_the_whole(groups: Callable[[str, KVLayout], Group]) -> None:
+def test_a_group_transfer_fails_when_one_rank_does_not_reach_the_peer(groups: Callable[[str, KVLayout], Group]) -> None:
     ours, theirs = groups("ours", LAYOUT), groups("theirs", LAYOUT)
     where = theirs.transport.describe()
     broken = type(where)(
@@ -92,7 +92,7 @@ def test_a_rank_that_does_not_reach_the_peer_fails_the_whole(groups: Callable[[s
     assert ended(ours.transport.start("theirs", "write", Span([0], [0], 0, 16))) == "done"
 
 
-def test_ranks_that_never_come_are_named() -> None:
+def test_the_error_names_ranks_when_they_do_not_connect() -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     with context.socket(zmq.ROUTER) as router:
         router.bind("inproc://nobody")
@@ -122,13 +122,15 @@ class _Part:
         ("done", "done", False, "failed"),
     ],
 )
-def test_parts_end_together(first: Progress, second: Progress, begun: bool, expected: Progress) -> None:
+def test_a_group_transfer_ends_when_all_parts_have_ended(
+    first: Progress, second: Progress, begun: bool, expected: Progress
+) -> None:
     motions = Motions([_Part(first), _Part(second)], has_failed=not begun)
     assert motions.progress() == expected
     assert motions.num_bytes == 16
 
 
-def test_a_rank_s_thread_has_its_gpu_before_it_registers_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ranks_thread_sets_its_gpu_before_it_registers_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is a new thread, whose current device would be the first: UCX opens and registers in that one's context."""
     calls: list[str] = []
 

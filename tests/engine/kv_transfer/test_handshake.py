@@ -28,7 +28,7 @@ PARTY = Party(
 )
 
 
-def test_engines_of_other_names_roles_and_page_sizes_may() -> None:
+def test_the_handshake_accepts_other_names_roles_and_page_sizes() -> None:
     other = replace(PARTY, engine_id="b", role="decode", layout=replace(PARTY.layout, page_size=128))
     assert handshake_refusal(PARTY, other) == ""
 
@@ -44,7 +44,7 @@ def test_engines_of_other_names_roles_and_page_sizes_may() -> None:
         ("shm", "nixl", False),
     ],
 )
-def test_one_transport_that_both_have_is_enough(ours: str, theirs: str, meets: bool) -> None:
+def test_the_handshake_accepts_peers_when_they_share_one_transport(ours: str, theirs: str, meets: bool) -> None:
     here, there = (replace(PARTY, where=replace(PARTY.where, transport=name)) for name in (ours, theirs))
     refusal = handshake_refusal(here, there)
     assert refusal == "" if meets else "--kv-transport" in refusal
@@ -59,11 +59,11 @@ def test_one_transport_that_both_have_is_enough(ours: str, theirs: str, meets: b
         ({"layout": replace(PARTY.layout, dtype="int8")}, "dtype of the KV cache is float32 here and int8 there"),
     ],
 )
-def test_others_are_refused_with_the_reason(changes: dict[str, object], message_part: str) -> None:
+def test_the_handshake_refuses_a_peer_with_the_reason(changes: dict[str, object], message_part: str) -> None:
     assert message_part in handshake_refusal(PARTY, replace(PARTY, **changes))
 
 
-def test_a_checkpoint_is_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_digest_of_a_checkpoint_depends_on_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
@@ -79,7 +79,7 @@ def test_a_checkpoint_is_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert checkpoint_digest(first) != digest
 
 
-def test_a_gguf_model_is_its_weights_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_digest_of_a_gguf_model_depends_on_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     first, second, third = (tmp_path / name for name in ("first.gguf", "second.gguf", "third.gguf"))
     write_gguf(first, "llama")
@@ -89,7 +89,9 @@ def test_a_gguf_model_is_its_weights_too(tmp_path: Path, monkeypatch: pytest.Mon
     assert same == copied != other
 
 
-def test_a_digest_is_kept_where_the_folder_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_digest_is_cached_elsewhere_when_the_model_folder_is_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = tmp_path / "model"
     folder.mkdir()
@@ -101,7 +103,7 @@ def test_a_digest_is_kept_where_the_folder_cannot_be_written(tmp_path: Path, mon
     assert checkpoint_digest(folder) == digest
 
 
-def test_weights_are_others_where_they_are_rounded_otherwise() -> None:
+def test_the_identity_differs_when_weights_are_quantised_otherwise() -> None:
     def weights(**options: Any) -> str:
         return begin_identity(EngineSettings(model="demo", device="cpu", **options), None).result()
 

@@ -33,7 +33,7 @@ def filled(layout: KVLayout, pages: list[int], num_tokens: int) -> np.ndarray:
 
 @pytest.mark.parametrize("their_size", [16, 32, 64, 48])
 @pytest.mark.parametrize(("first", "end"), [(0, 96), (48, 96), (96, 100), (0, 1)])
-def test_every_token_arrives_where_it_belongs(their_size: int, first: int, end: int) -> None:
+def test_every_token_is_copied_to_its_place_when_page_sizes_differ(their_size: int, first: int, end: int) -> None:
     theirs = replace(LAYOUT, page_size=their_size)
     first -= first % alignment(LAYOUT, theirs)
     our_pages = [5, 0, 3, 9, 1, 2, 7]
@@ -48,7 +48,7 @@ def test_every_token_arrives_where_it_belongs(their_size: int, first: int, end: 
         assert (target[page, :, :, offset] == expected[page, :, :, offset]).all(), token
 
 
-def test_layers_can_be_copied_one_by_one() -> None:
+def test_layers_are_copied_one_by_one() -> None:
     span = Span([2, 0], [1, 3], 0, 32)
     whole = pieces(LAYOUT, LAYOUT, span)
     parts = [pieces(LAYOUT, LAYOUT, structs.replace(span, layers=(layer, layer + 1))) for layer in range(3)]
@@ -56,7 +56,7 @@ def test_layers_can_be_copied_one_by_one() -> None:
     assert [int(part[0, 0]) for part in parts] == [2 * LAYOUT.page_bytes + n * LAYOUT.layer_bytes for n in range(3)]
 
 
-def test_equal_pages_are_one_piece_each() -> None:
+def test_equal_pages_are_copied_as_one_piece_each() -> None:
     table = pieces(LAYOUT, LAYOUT, Span([7, 1, 2], [0, 5, 6], 16, 40))
     assert table.tolist() == [
         [1 * LAYOUT.page_bytes, 5 * LAYOUT.page_bytes, LAYOUT.page_bytes],
@@ -74,14 +74,14 @@ def test_equal_pages_are_one_piece_each() -> None:
         ({"tp_size": 2}, "total_heads"),
     ],
 )
-def test_what_cannot_be_copied_is_named(changes: dict[str, object], named: str) -> None:
+def test_the_refusal_names_the_difference_when_layouts_do_not_match(changes: dict[str, object], named: str) -> None:
     assert named in layout_refusal(LAYOUT, replace(LAYOUT, **changes))
     assert layout_refusal(LAYOUT, replace(LAYOUT, page_size=128)) == ""
     assert layout_refusal(LAYOUT, replace(LAYOUT, tp_size=2, num_heads=1)) == ""
     assert layout_refusal(LAYOUT, replace(LAYOUT, tp_size=4, num_heads=1, copies=2)) == ""
 
 
-def test_floating_point_dtypes_may_differ_where_heads_are_alike() -> None:
+def test_layouts_match_when_only_floating_point_dtypes_differ() -> None:
     ours = replace(LAYOUT, dtype="float32", head_bytes=64)
     half = replace(ours, dtype="bfloat16", head_bytes=32)
     assert layout_refusal(ours, half) == layout_refusal(half, ours) == ""
@@ -113,7 +113,7 @@ def pools(layout: KVLayout, pages: list[int], num_tokens: int, *, are_filled: bo
 @pytest.mark.parametrize(("our_size", "their_size"), [(1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 2), (4, 4), (8, 1)])
 @pytest.mark.parametrize("how", ["write", "read"])
 @pytest.mark.parametrize("their_page_size", [16, 32])
-def test_every_head_arrives_at_every_rank_that_holds_it(
+def test_every_head_is_copied_to_every_rank_that_has_it(
     total_heads: int, our_size: int, their_size: int, how: str, their_page_size: int
 ) -> None:
     ours = ranks_of(our_size, total_heads)
@@ -140,7 +140,7 @@ def test_every_head_arrives_at_every_rank_that_holds_it(
         assert set(moved.values()) == {theirs.num_heads}  # once
 
 
-def test_quantised_pages_move_whole_with_their_scales_or_not_at_all() -> None:
+def test_quantised_pages_are_copied_whole_with_their_scales() -> None:
     """A run of tokens has its scales elsewhere in the page; engines that keep them otherwise are named."""
     ours = replace(LAYOUT, dtype="int8", head_bytes=64, scale_bytes=2)
     assert ours.page_bytes == 3 * 2 * 16 * 2 * (64 + 2)

@@ -12,7 +12,7 @@ from mini_infer_engine.kv_transfer.estimates import (
 from mini_infer_engine.kv_transfer.protocol.leases import LeaseTable
 
 
-def test_a_lease_ends_once_at_its_time_unless_it_is_renewed() -> None:
+def test_a_lease_expires_once_unless_it_is_renewed() -> None:
     table: LeaseTable[str] = LeaseTable()
     table.open("a", 0.0, 10.0)
     table.open("b", 0.0, 10.0)
@@ -28,7 +28,7 @@ def test_a_lease_ends_once_at_its_time_unless_it_is_renewed() -> None:
     assert not table.close("a")
 
 
-def test_a_closed_lease_does_not_expire() -> None:
+def test_a_lease_does_not_expire_when_it_is_closed() -> None:
     table: LeaseTable[int] = LeaseTable()
     table.open(1, 0.0, 1.0)
     assert table.close(1)
@@ -44,7 +44,7 @@ def test_a_closed_lease_does_not_expire() -> None:
         (0, 4096, 4096.0, 100, 0.0, 1.0),
     ],
 )
-def test_a_prompt_takes_its_queue_its_tokens_and_its_bytes(
+def test_prefill_estimate_counts_queue_tokens_and_bytes(
     queued: int, tokens: int, rate: float, num_bytes: int, bytes_per_s: float, expected: float | None
 ) -> None:
     assert prefill_estimate_s(queued, tokens, rate, num_bytes, bytes_per_s) == expected
@@ -54,7 +54,9 @@ def test_a_prompt_takes_its_queue_its_tokens_and_its_bytes(
     ("estimate_s", "timeout_s", "expected"),
     [(None, 30.0, 30.0), (1.0, 30.0, 2.0), (20.0, 30.0, 30.0), (0.001, 30.0, LEAST_WAIT_S), (0.001, 0.1, 0.1)],
 )
-def test_late_is_twice_the_estimate_within_bounds(estimate_s: float | None, timeout_s: float, expected: float) -> None:
+def test_a_transfer_is_late_after_twice_its_estimate(
+    estimate_s: float | None, timeout_s: float, expected: float
+) -> None:
     assert late_after_s(estimate_s, timeout_s) == expected
 
 
@@ -70,13 +72,13 @@ def test_late_is_twice_the_estimate_within_bounds(estimate_s: float | None, time
         (100, 11, 16, True),  # what was slow once is measured again
     ],
 )
-def test_a_prefix_is_fetched_where_that_is_sooner(
+def test_a_prefix_is_fetched_when_that_is_faster_than_computing(
     bytes_per_s: float, tokens_per_s: float, refused: int, expected: bool
 ) -> None:
     assert fetching_pays(100, 1000, bytes_per_s, tokens_per_s, refused) is expected
 
 
-def test_a_rate_follows_what_is_measured() -> None:
+def test_rate_meter_follows_measurements() -> None:
     meter = RateMeter()
     meter.add(0, 1.0)
     meter.add(5, 0.0)

@@ -28,7 +28,7 @@ def meet(ours: SharedPool, *theirs: SharedPool, name: str = "theirs") -> None:
     ours.transport.add_peer(name, theirs[0].layout, where)
 
 
-def test_pages_of_another_process_are_written_and_read() -> None:
+def test_mapped_pages_of_another_process_are_written_and_read() -> None:
     ours = SharedPool()
     ours.pages[:] = np.arange(ours.pages.size).reshape(ours.pages.shape) + 1
     with pool_of_another_process() as (_, where):
@@ -48,7 +48,7 @@ def test_pages_of_another_process_are_written_and_read() -> None:
     ours.transport.close()
 
 
-def test_nothing_is_kept_of_copies_that_have_ended() -> None:
+def test_finished_copies_are_released() -> None:
     """A peer may stay for weeks, and each copy has an event of the GPU's."""
     ours, theirs = SharedPool(), SharedPool()
     meet(ours, theirs)
@@ -60,7 +60,7 @@ def test_nothing_is_kept_of_copies_that_have_ended() -> None:
     assert len(kept) <= 1, "the last one, until the next begins"
 
 
-def test_a_peer_that_is_killed_is_written_to_without_harm_and_then_unmapped() -> None:
+def test_a_killed_peers_memory_is_unmapped_without_harm() -> None:
     ours = SharedPool()
     with pool_of_another_process() as (process, where):
         ours.transport.add_peer("held", LAYOUT, where)
@@ -97,7 +97,7 @@ class SlowCopies(HostMemory):
         return lambda: self.is_done
 
 
-def test_what_is_still_copied_keeps_its_memory_mapped() -> None:
+def test_memory_stays_mapped_until_its_copies_end() -> None:
     ours, theirs = SharedPool(), SharedPool()
     slow = SlowCopies(ours.memory)
     transport = MappedTransport(slow, ours.memory)
@@ -132,7 +132,7 @@ def test_what_is_still_copied_keeps_its_memory_mapped() -> None:
         ({"handle": b"nothing"}, "no handle"),
     ],
 )
-def test_what_cannot_be_mapped_is_refused(changes: dict[str, Any], message_part: str) -> None:
+def test_a_peer_is_refused_when_its_memory_cannot_be_mapped(changes: dict[str, Any], message_part: str) -> None:
     ours, theirs = SharedPool(), SharedPool()
     where = theirs.transport.describe()
     [rank] = where.ranks
@@ -145,7 +145,7 @@ def test_what_cannot_be_mapped_is_refused(changes: dict[str, Any], message_part:
     assert ours.transport.reaches("theirs")
 
 
-def test_a_peer_that_shares_nothing_or_has_another_dtype_is_refused() -> None:
+def test_a_peer_is_refused_when_it_shares_no_memory_or_has_another_dtype() -> None:
     ours, theirs = SharedPool(), SharedPool()
     where = theirs.transport.describe()
     with pytest.raises(TransportError, match="does not share"):
@@ -155,14 +155,14 @@ def test_a_peer_that_shares_nothing_or_has_another_dtype_is_refused() -> None:
         ours.transport.add_peer("b", other, where)
 
 
-def test_a_pool_that_is_not_shared_has_no_such_transport() -> None:
+def test_shared_memory_transport_is_refused_when_the_pool_is_not_shared() -> None:
     pool = SharedPool()
     for changes in ({"file": None}, {"device": "cuda"}):
         with pytest.raises(ModelError, match="--kv-transport shm"):
             HostMemory(replace(pool.memory, **changes))
 
 
-def test_shared_memory_cannot_be_cut_short_under_those_who_map_it() -> None:
+def test_shared_memory_cannot_be_truncated() -> None:
     shared = SharedArray(1 << 16)
     with pytest.raises(OSError, match="not permitted"):
         os.ftruncate(shared.file, 16)

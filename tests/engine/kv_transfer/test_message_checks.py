@@ -39,19 +39,21 @@ TAKE = Take(1, REQUEST, KVSource(address="tcp://a:1", how="prefill"), [1, 2, 3],
         (16, 32, (2, 1), False),
     ],
 )
-def test_written_part_belongs_to_its_job(begin: int, end: int, layers: tuple[int, int], is_right: bool) -> None:
+def test_a_written_message_is_refused_when_it_is_outside_its_job(
+    begin: int, end: int, layers: tuple[int, int], is_right: bool
+) -> None:
     assert (written_fault(wire.Written(1, 0, begin, end, layers), TAKE, LAYOUT) == "") is is_right
 
 
 @pytest.mark.parametrize(
     ("first_token", "pages", "is_right"), [(0, 3, True), (39, 3, True), (40, 3, False), (0, 2, False), (0, 0, False)]
 )
-def test_pages_of_a_requested_prompt_hold_all_of_its_tokens(first_token: int, pages: int, is_right: bool) -> None:
+def test_a_prefill_request_is_refused_when_its_pages_are_too_few(first_token: int, pages: int, is_right: bool) -> None:
     request_of = wire.PrefillRequested(1, REQUEST, [1] * pages, first_token, 1.0)
     assert (prefill_request_fault(request_of, LAYOUT) == "") is is_right
 
 
-def test_reads_are_of_tokens_that_there_are() -> None:
+def test_a_read_is_refused_when_it_names_missing_tokens() -> None:
     assert kv_request_fault(wire.KVRequested(1, [1], "", "", 0, 1.0)) == ""
     assert kv_request_fault(wire.KVRequested(1, [1], "", "", 1, 1.0))
     assert kv_request_fault(wire.KVRequested(1, [], "", "", 0, 1.0))
@@ -74,7 +76,9 @@ def test_reads_are_of_tokens_that_there_are() -> None:
         (3, [TokenLogprobs(3, -0.5, 1, [3], [math.inf])], False),
     ],
 )
-def test_first_token_is_one_of_the_vocabulary(token_id: int, logprobs: list[TokenLogprobs], is_right: bool) -> None:
+def test_a_first_token_is_refused_when_it_is_outside_the_vocabulary(
+    token_id: int, logprobs: list[TokenLogprobs], is_right: bool
+) -> None:
     assert (first_token_fault(token_id, logprobs, SamplingParams(logprobs=2), vocab_size=50) == "") is is_right
 
 
@@ -126,7 +130,7 @@ def test_slot_is_no_message_when_it_is_not_for_others(slot: int) -> None:
         wire.decode_from_consumer(wire.encode(wire.SlotGranted(1, 0, slot)))
 
 
-def test_party_has_an_address_for_each_rank() -> None:
+def test_a_hello_is_refused_when_a_rank_has_no_address() -> None:
     whole = msgspec.to_builtins(wire.Hello(party("b")), builtin_types=(bytes,))
     whole["party"]["where"]["ranks"] = []
     with pytest.raises(msgspec.ValidationError, match="ranks"):

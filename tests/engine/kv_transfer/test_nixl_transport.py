@@ -14,7 +14,7 @@ pytest.importorskip("nixl_cu13", reason="needs NIXL: pip install nixl-cu13")
 LAYOUT = KVLayout(num_layers=2, halves=2, page_size=16, num_heads=2, head_bytes=4, dtype="int32")
 
 
-def test_with_nothing_on_its_way_it_leaves_the_processor_to_others() -> None:
+def test_nixl_uses_no_cpu_when_nothing_is_in_flight() -> None:
     pool = np.zeros(LAYOUT.page_bytes, np.uint8)
     memory = KVMemory(address=pool.ctypes.data, num_pages=1, device="cpu", device_index=0, layout=LAYOUT)
     make = load_nixl().nixlBind.nixlAgent

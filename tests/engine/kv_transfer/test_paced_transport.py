@@ -57,7 +57,7 @@ def paced(*sizes: int) -> tuple[PacedTransport, Fake, Clock]:
     return PacedTransport(cast("Transport", fake), 1000, clock), fake, clock
 
 
-def test_bytes_are_on_their_way_for_as_long_as_the_link_takes() -> None:
+def test_a_paced_transfer_takes_as_long_as_its_bandwidth_demands() -> None:
     transport, fake, clock = paced(2000)
     motion = transport.start("peer", "write", SPAN)
     fake.begun[0].state = "done"
@@ -67,7 +67,7 @@ def test_bytes_are_on_their_way_for_as_long_as_the_link_takes() -> None:
     assert motion.num_bytes == 2000
 
 
-def test_a_link_that_is_slower_than_its_pace_is_waited_for() -> None:
+def test_a_paced_transfer_waits_when_the_link_is_slower_than_its_pace() -> None:
     transport, fake, clock = paced(2000)
     motion = transport.start("peer", "write", SPAN)
     clock.now_s = 109
@@ -96,7 +96,7 @@ def test_motions_begin_one_after_the_other_when_they_are_started_together() -> N
     assert third.progress() == "done"
 
 
-def test_a_peer_that_goes_before_its_turn_fails_its_own_motion_alone() -> None:
+def test_only_its_own_transfer_fails_when_a_peer_disappears() -> None:
     transport, fake, clock = paced(1000, 1000)
     first, lost = transport.start("one", "write", SPAN), transport.start("gone", "write", SPAN)
     last = transport.start("one", "write", SPAN)
@@ -106,14 +106,14 @@ def test_a_peer_that_goes_before_its_turn_fails_its_own_motion_alone() -> None:
     assert (last.progress(), lost.num_bytes) == ("done", 0)
 
 
-def test_what_fails_fails_at_once() -> None:
+def test_a_paced_transfer_fails_at_once_when_the_link_fails() -> None:
     transport, fake, _ = paced(5000)
     motion = transport.start("peer", "write", SPAN)
     fake.begun[0].state = "failed"
     assert motion.progress() == "failed"
 
 
-def test_slots_are_filled_and_emptied_at_once() -> None:
+def test_staging_copies_are_not_paced() -> None:
     transport, fake, _ = paced(1000, 1000, 1000)
     transport.push("peer", "host", 0, 8, SPAN)
     copies = [transport.stage("peer", "host", 1, SPAN), transport.place("peer", "host", 8, SPAN)]

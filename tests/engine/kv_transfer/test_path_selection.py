@@ -33,7 +33,7 @@ HALVED = replace(WHOLE, num_heads=2, tp_size=2)
         (replace(WHOLE, dtype="float32", head_bytes=512), 16, None, "device"),
     ],
 )
-def test_small_pieces_and_other_dtypes_are_gathered(
+def test_the_staging_path_is_chosen_when_pieces_are_small_or_dtypes_differ(
     theirs: KVLayout, tokens: int, layers: tuple[int, int] | None, expected: Area | None
 ) -> None:
     span = Span([], [], 0, tokens, layers)
@@ -48,7 +48,7 @@ def test_small_pieces_and_other_dtypes_are_gathered(
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_rates_grow_with_pieces_and_below_the_table_a_piece_costs_the_same(device: str) -> None:
+def test_direct_rates_grow_with_the_size_of_pieces(device: str) -> None:
     table = DIRECT_RATES[device]
     rates = [direct_rate(size, table) for size in (256, 512, 1 << 14, 1 << 15, 1 << 18, 1 << 20, 1 << 24)]
     assert rates == sorted(rates)
@@ -69,13 +69,13 @@ def test_rates_grow_with_pieces_and_below_the_table_a_piece_costs_the_same(devic
         (WHOLE, 32_768, None, None, False),  # of so many whole pages NIXL's start is no part
     ],
 )
-def test_copies_of_our_own_are_chosen_where_they_are_estimated_faster(
+def test_mapped_copies_are_chosen_when_they_are_estimated_faster(
     theirs: KVLayout, tokens: int, layers: tuple[int, int] | None, nixl_area: Area | None, expected: bool
 ) -> None:
     assert mapping_pays(WHOLE, theirs, Span([], [], 0, tokens, layers), nixl_area) is expected
 
 
-def test_nixl_is_chosen_where_it_is_estimated_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nixl_is_chosen_when_it_is_estimated_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = tuple((size, rate / 10) for size, rate in MAPPED_RATES)
     monkeypatch.setattr("mini_infer_engine.kv_transfer.topology.path_selection.MAPPED_RATES", slow)
     assert not mapping_pays(WHOLE, WHOLE, Span([], [], 0, 8192), None)
@@ -117,7 +117,7 @@ def test_gpus_reach_each_other_by_cuda_ipc_or_rdma(
         ("^ib", "a", False),
     ],
 )
-def test_what_ucx_may_not_use_is_not_there(allowed: str, ipc: str, rdma: bool) -> None:
+def test_locality_respects_ucx_tls(allowed: str, ipc: str, rdma: bool) -> None:
     expected = Place(ipc_domain=ipc, has_rdma=rdma)
     assert read_place({"UCX_TLS": allowed}, "a", has_rdma_device=True) == expected
     assert not read_place({"UCX_TLS": allowed}, "a", has_rdma_device=False).has_rdma

@@ -171,7 +171,7 @@ def test_the_token_is_sent_when_the_last_byte_has_arrived(world: World) -> None:
     assert world.producer.num_open == 0
 
 
-def test_layers_go_as_soon_as_they_are_computed_and_as_many_as_are(world: World) -> None:
+def test_layers_are_written_as_soon_as_they_are_computed(world: World) -> None:
     key, layers = world.request_slot(), Layers()
     world.producer.give(events.Send(key, 0, [1, 2, 3], 0, 40, layers))
     world.producer.end(events.SendEnd(key, 5, [], 0))
@@ -210,7 +210,7 @@ def test_a_release_is_reported_when_no_write_is_in_flight(world: World, by_layer
     assert world.producer.num_open == 0
 
 
-def test_an_expired_lease_ends_the_work_and_a_renewed_one_does_not(world: World) -> None:
+def test_a_job_ends_when_its_lease_expires_and_goes_on_when_renewed(world: World) -> None:
     key = world.request_slot(now_s=0.0)
     world.producer.handle(PEER, wire.Renew([1], 10.0), 5.0)
     world.producer.advance(14.9)
@@ -221,7 +221,7 @@ def test_an_expired_lease_ends_the_work_and_a_renewed_one_does_not(world: World)
     assert world.sent[0].reason == "lease_expired"
 
 
-def test_the_core_gets_a_prompt_before_its_consumer_gets_an_answer(world: World) -> None:
+def test_the_core_gets_a_prompt_before_the_consumer_is_answered(world: World) -> None:
     """The first token waits for the core, and nobody for the answer."""
     sent_before: list[int] = []
     world.producer._report = lambda event: sent_before.append(len(world.sent))
@@ -242,7 +242,7 @@ def test_the_peer_greets_again_when_a_write_has_failed(world: World) -> None:
     assert isinstance(world.sent[-1], wire.Refused)
 
 
-def test_a_write_that_cannot_begin_frees_all_pages(world: World) -> None:
+def test_all_pages_are_freed_when_a_write_cannot_begin(world: World) -> None:
     key = world.request_slot()
     world.transport.is_broken = True
     world.producer.give(events.Send(key, 0, [1, 2, 3], 0, 40))
@@ -285,7 +285,7 @@ def test_the_token_is_sent_when_all_staged_slots_are_written(world: World, two_s
     assert world.producer.num_open == 0
 
 
-def test_layers_that_are_computed_meanwhile_follow_through_the_slots(world: World) -> None:
+def test_layers_computed_meanwhile_follow_through_the_staging_slots(world: World) -> None:
     key, layers = world.request_slot(), Layers(1)
     world.transport.is_staged = True
     world.producer.give(events.Send(key, 0, [1, 2, 3], 0, 16, layers))
@@ -304,7 +304,7 @@ def test_layers_that_are_computed_meanwhile_follow_through_the_slots(world: Worl
     assert isinstance(world.sent[-1], wire.Prefilled)
 
 
-def test_layers_that_fill_no_slot_wait_for_others_while_some_are_on_their_way(
+def test_layers_wait_for_more_when_they_do_not_fill_a_staging_slot(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staged_gift, "_FEW_PARTS", 1)
@@ -357,7 +357,7 @@ def test_a_transfer_fails_when_a_slot_write_failed_and_the_others_have_ended(wor
     assert world.producer.num_open == 0
 
 
-def test_slots_of_a_taker_that_never_lends_are_free_with_its_lease(world: World, two_slots: None) -> None:
+def test_staging_slots_are_freed_when_the_consumers_lease_expires(world: World, two_slots: None) -> None:
     world.transport.is_staged = True
     for _ in range(5):  # more often than there are slots
         world.transport.motions.clear()
@@ -418,7 +418,7 @@ def test_a_grant_is_released_when_no_slot_write_is_in_flight(world: World, expir
     assert world.producer.num_open == 0
 
 
-def test_a_decode_engine_computes_no_prompts_for_others() -> None:
+def test_a_prefill_request_is_refused_when_the_engine_is_a_decode_engine() -> None:
     world = World(role="decode")
     request = Request(request_id="", prompt_token_ids=[1, 2], sampling=SamplingParams())
     world.producer.handle(PEER, wire.PrefillRequested(1, request, [0], 0, 1.0), 0.0)
@@ -442,7 +442,7 @@ def test_what_is_read_is_free_when_it_is_released_or_its_lease_ends(world: World
     assert world.producer.num_open == 0
 
 
-def test_second_prompt_of_one_job_number_is_ignored_while_the_first_is_open(world: World) -> None:
+def test_a_second_prompt_is_ignored_when_its_job_number_is_in_use(world: World) -> None:
     key = world.request_slot()
     request = Request(request_id="", prompt_token_ids=[1], sampling=SamplingParams(max_tokens=1))
     world.producer.handle(PEER, wire.PrefillRequested(1, request, [7], 0, 10.0), 0.0)

@@ -31,7 +31,7 @@ class HostDriver:
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_rows_that_lie_apart_are_copied_to_and_fro(rows: int) -> None:
+def test_strided_rows_are_copied_both_ways(rows: int) -> None:
     pool = torch.arange(8 * 5, dtype=torch.int64).view(8, 5)
     staged, back = torch.zeros((rows, 2), dtype=torch.int64), torch.zeros_like(pool)
     copy_rows(HostDriver(), staged, pool[2 : 2 + rows, 1:3], 7)

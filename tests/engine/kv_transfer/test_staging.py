@@ -57,7 +57,7 @@ def values_of(layout: KVLayout, rank: int, token: int) -> torch.Tensor:
     ids=str,
 )
 @pytest.mark.parametrize("swapped", [False, True])
-def test_every_token_arrives(
+def test_every_token_arrives_through_staging(
     kind: str,
     our_size: int,
     their_size: int,
@@ -102,7 +102,7 @@ def test_every_token_arrives(
                 assert not found.any(), token
 
 
-def test_a_page_that_does_not_fit_goes_layer_by_layer_and_a_layer_that_does_not_is_an_error() -> None:
+def test_a_page_is_staged_by_layers_when_it_does_not_fit_into_a_slot() -> None:
     parts = chunks(LAYOUT, LAYOUT, Span([0, 1], [], 0, 32), 2 * LAYOUT.layer_bytes)
     assert [(part.begin, part.end, part.layers) for part in parts] == [
         (0, 16, (0, 2)),
@@ -116,7 +116,7 @@ def test_a_page_that_does_not_fit_goes_layer_by_layer_and_a_layer_that_does_not_
 
 @pytest.mark.parametrize("source", CONVERTIBLE)
 @pytest.mark.parametrize("target", CONVERTIBLE)
-def test_numpy_converts_as_torch_does(source: str, target: str) -> None:
+def test_numpy_dtype_conversion_equals_torchs(source: str, target: str) -> None:
     special = [0.0, -0.0, 1.0, float("inf"), float("-inf"), float("nan"), 65519.0, 65520.0, 1e-8, 3e38, 1.00390625]
     values = torch.cat([torch.tensor(special), torch.randn(4096) * 50]).to(getattr(torch, source))
     expected = values.to(getattr(torch, target))

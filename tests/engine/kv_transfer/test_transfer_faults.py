@@ -101,7 +101,7 @@ def test_threads_go_on_when_a_handler_raises(
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), WeirdError("in each turn")], ids=["once", "in each turn"])
-def test_peers_lose_an_engine_whose_thread_fails(
+def test_peers_drop_an_engine_when_its_transfer_thread_fails(
     pair: Pair, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert isinstance(pair.ending(1, "prefill"), events.TransferDone)

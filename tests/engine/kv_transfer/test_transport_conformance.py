@@ -437,7 +437,7 @@ def test_slots_are_separate_when_several_are_filled_at_once(pair: Pair) -> None:
     pair.ours.add(pair.theirs)
 
 
-def test_an_address_survives_the_wire_and_names_its_transport(pair: Pair) -> None:
+def test_a_transport_address_survives_encoding(pair: Pair) -> None:
     where = pair.ours.transport.describe()
     assert where.transport == pair.ours.transport.name
     assert len(where.ranks) == pair.subject.ranks

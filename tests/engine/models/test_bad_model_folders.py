@@ -109,7 +109,7 @@ def break_folder(case: str, good: dict[str, Path], folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_llm_raises_one_line(case: str, good: dict[str, Path], tmp_path: Path) -> None:
+def test_llm_raises_one_line_when_the_model_folder_is_broken(case: str, good: dict[str, Path], tmp_path: Path) -> None:
     folder = tmp_path / "model"
     words = break_folder(case, good, folder)
     with pytest.raises(ValueError) as raised:  # noqa: PT011  # the words are checked below
@@ -119,7 +119,7 @@ def test_llm_raises_one_line(case: str, good: dict[str, Path], tmp_path: Path) -
     assert "\n" not in str(raised.value)
 
 
-def test_weights_that_are_too_large_for_the_machine(good: dict[str, Path], tmp_path: Path) -> None:
+def test_llm_raises_when_weights_exceed_the_machines_memory(good: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(good["whole"], tmp_path / "model")
     edit_json(tmp_path / "model", "config.json", vocab_size=10**12)
     with pytest.raises(ValueError, match=r"GB as torch\.float32"):
@@ -127,7 +127,9 @@ def test_weights_that_are_too_large_for_the_machine(good: dict[str, Path], tmp_p
 
 
 @pytest.mark.parametrize("case", SERVED_CASES)
-def test_the_server_ends_with_one_line(case: str, good: dict[str, Path], tmp_path: Path) -> None:
+def test_the_server_exits_with_one_line_when_the_model_folder_is_broken(
+    case: str, good: dict[str, Path], tmp_path: Path
+) -> None:
     folder = tmp_path / "model"
     words = break_folder(case, good, folder)
     flags = ("--model", str(folder), "--device", "cpu", "--port", "0", "--log-level", "warning")
@@ -175,7 +177,7 @@ def test_texts_end_at_any_eos_when_config_generation_config_and_tokenizer_name_d
     assert ("no file names an EOS token" in caplog.text) == (not expected)
 
 
-def test_one_line_tells_which_generation_defaults_are_taken_and_which_ignored(
+def test_generation_defaults_used_and_ignored_are_logged_once(
     good: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "model"
@@ -195,7 +197,7 @@ def test_one_line_tells_which_generation_defaults_are_taken_and_which_ignored(
     assert ignored == "not supported and ignored: no_repeat_ngram_size = 3"
 
 
-def test_outputs_have_the_tokens_that_the_model_says_and_a_named_folder_limits_them(
+def test_default_output_length_comes_from_the_generation_config(
     good: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "model"

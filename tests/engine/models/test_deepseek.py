@@ -25,7 +25,7 @@ def edit_config(folder: Path, **changes: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
-def test_a_token_is_cached_as_one_latent_and_its_key(tmp_path: Path) -> None:
+def test_a_token_is_cached_as_one_latent_and_its_rope_key(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "deepseek_v2", **DEEPSEEK)
     runner = tiny_runner(tmp_path)
     spec = runner.pool.spec
@@ -35,7 +35,7 @@ def test_a_token_is_cached_as_one_latent_and_its_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
-def test_normalised_weights_sum_to_the_factor_and_shared_experts_come_last(scoring: Any) -> None:
+def test_normalised_router_weights_sum_to_the_scale(scoring: Any) -> None:
     spec = MoESpec(8, 8, 6, 3, normalizes_top_k=True, num_shared=2, scoring=scoring, scale=2.5)
     logits = torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
     weights, experts = route(logits, spec)
@@ -44,7 +44,7 @@ def test_normalised_weights_sum_to_the_factor_and_shared_experts_come_last(scori
     assert experts[:, 3:].tolist() == [[6, 7]] * 20
 
 
-def test_a_correction_chooses_but_does_not_weigh() -> None:
+def test_router_correction_affects_selection_but_not_weights() -> None:
     spec = MoESpec(8, 8, 4, 1, normalizes_top_k=False, scoring="sigmoid", has_correction=True)
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
     weights, experts = route(logits, spec, torch.tensor([0.0, 0.0, 0.0, 5.0]))
@@ -52,7 +52,7 @@ def test_a_correction_chooses_but_does_not_weigh() -> None:
     assert torch.allclose(weights, torch.tensor([[-1.0]]).sigmoid())
 
 
-def test_experts_are_of_the_best_groups_alone() -> None:
+def test_experts_are_selected_from_the_best_groups() -> None:
     """By softmax a group is as good as its best expert, by sigmoid as its two best together."""
     logits = torch.tensor([[3.0, -9.0, 2.0, 2.0, 1.0, 1.0]])
     sampling_params: dict[str, Any] = {"normalizes_top_k": False, "num_groups": 3, "top_groups": 1}
@@ -60,7 +60,7 @@ def test_experts_are_of_the_best_groups_alone() -> None:
     assert sorted(route(logits, MoESpec(8, 8, 6, 2, scoring="sigmoid", **sampling_params))[1][0].tolist()) == [2, 3]
 
 
-def test_mixtures_stand_where_frequency_and_first_dense_layers_leave_them(tmp_path: Path) -> None:
+def test_moe_layers_follow_frequency_and_first_dense_layers(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "deepseek_v2", **DEEPSEEK)
     edit_config(tmp_path, num_hidden_layers=8, first_k_dense_replace=3, moe_layer_freq=2)
     config = read_config(tmp_path)
@@ -81,14 +81,16 @@ def test_mixtures_stand_where_frequency_and_first_dense_layers_leave_them(tmp_pa
         ({"first_k_dense_replace": -1}, "first_k_dense_replace"),
     ],
 )
-def test_what_is_not_served_is_refused_by_name(changes: dict[str, Any], message_part: str, tmp_path: Path) -> None:
+def test_an_unsupported_deepseek_config_is_refused_by_name(
+    changes: dict[str, Any], message_part: str, tmp_path: Path
+) -> None:
     save_tiny_model(tmp_path, "deepseek_v2", **DEEPSEEK)
     edit_config(tmp_path, **changes)
     with pytest.raises(ModelError, match=message_part):
         read_config(tmp_path)
 
 
-def test_layers_that_predict_further_tokens_are_left_in_the_checkpoint(tmp_path: Path) -> None:
+def test_multi_token_prediction_layers_are_ignored(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "deepseek_v3", **DEEPSEEK_V3)
     with torch.device("meta"):
         model = model_class("DeepseekV3ForCausalLM")(read_config(tmp_path))
@@ -96,7 +98,7 @@ def test_layers_that_predict_further_tokens_are_left_in_the_checkpoint(tmp_path:
     assert not model.is_unused("model.layers.2.eh_proj.weight")
 
 
-def test_events_tell_of_the_blocks_of_latents(tmp_path: Path) -> None:
+def test_kv_events_are_emitted_for_latent_blocks(tmp_path: Path) -> None:
     """As of any model: each full block once, by the keys of its tokens, and nothing when it is found again."""
     save_tiny_model(tmp_path, "deepseek_v2", **DEEPSEEK_YARN)
     runner = tiny_runner(tmp_path)
@@ -124,7 +126,7 @@ def generate(folder: Path, **settings: Any) -> tuple[LLM, list[list[int]]]:
     return llm, [list(output.outputs[0].token_ids) for output in outputs]
 
 
-def test_chunks_cached_prefixes_preemption_and_swap_change_no_token(tmp_path: Path) -> None:
+def test_deepseek_tokens_are_unchanged_by_chunks_cache_preemption_and_swap(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "deepseek_v2", **DEEPSEEK_YARN)
     llm, expected = generate(tmp_path, enable_prefix_caching=False)
     assert generate(tmp_path, max_num_batched_tokens=32)[1] == expected

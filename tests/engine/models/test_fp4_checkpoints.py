@@ -18,7 +18,7 @@ SHAPE = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_logits_are_those_of_the_dequantised_weights(form: str, tmp_path: Path) -> None:
+def test_logits_equal_those_of_the_dequantised_weights(form: str, tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path, "qwen2", hidden_size=64, intermediate_size=96)
     unquantised = reference_logits(model, TOKENS)
     model.load_state_dict(quantize_folder(tmp_path, form), strict=False)
@@ -29,7 +29,7 @@ def test_logits_are_those_of_the_dequantised_weights(form: str, tmp_path: Path) 
     assert (actual - expected).abs().max() <= 1e-3
 
 
-def test_dummy_weights(tmp_path: Path) -> None:
+def test_dummy_weights_of_a_quantised_checkpoint_run(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", **SHAPE)
     quantize_folder(tmp_path, "nvfp4")
     runner = tiny_runner(tmp_path, load_format="dummy")
@@ -50,7 +50,7 @@ def compressed(form: str, **weights: Any) -> dict[str, Any]:
         (compressed("float-quantized", group_size=16), ["format = 'float-quantized'", "mxfp4-pack-quantized"]),
     ],
 )
-def test_other_schemes_are_refused_before_weights_are_read(
+def test_an_unsupported_quantisation_scheme_is_refused_before_weights_are_read(
     changes: dict[str, Any], words: list[str], tmp_path: Path
 ) -> None:
     save_tiny_model(tmp_path, "llama", **SHAPE)
@@ -66,7 +66,7 @@ def test_other_schemes_are_refused_before_weights_are_read(
         ("weight_global_scale", None, "is in no safetensors file"),
     ],
 )
-def test_what_does_not_fit_is_named_before_memory_is_taken(
+def test_the_error_names_a_tensor_before_allocation_when_it_does_not_fit(
     name: str, wrong: torch.Tensor | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_tiny_model(tmp_path, "llama", **SHAPE)
@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_named_before_memory_is_taken(
     tensor_is_named(tmp_path, name, wrong, words, monkeypatch)
 
 
-def test_a_layer_that_is_not_made_of_groups_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_layer_when_its_width_is_no_multiple_of_the_group(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", **SHAPE)
     quantize_folder(tmp_path, "mxfp4")
     config = json.loads((tmp_path / "config.json").read_text()) | {"intermediate_size": 100}
@@ -83,7 +83,7 @@ def test_a_layer_that_is_not_made_of_groups_is_named(tmp_path: Path) -> None:
         tiny_runner(tmp_path)
 
 
-def test_modelopt_says_how_keys_and_values_are_kept(tmp_path: Path) -> None:
+def test_kv_cache_dtype_is_read_from_modelopts_config(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", **SHAPE)
     file = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(file))

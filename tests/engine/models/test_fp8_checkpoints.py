@@ -17,7 +17,7 @@ TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])
-def test_logits_are_those_of_the_dequantised_weights(architecture: str, form: str, tmp_path: Path) -> None:
+def test_logits_equal_those_of_the_dequantised_weights(architecture: str, form: str, tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path, architecture, hidden_size=80, intermediate_size=104)
     model.load_state_dict(quantize_folder(tmp_path, form), strict=False)
     expected = reference_logits(model, TOKENS)
@@ -27,7 +27,7 @@ def test_logits_are_those_of_the_dequantised_weights(architecture: str, form: st
 
 
 @pytest.mark.parametrize("name", ["down_proj", "mlp.down_proj", "model.layers.1"])
-def test_layers_that_are_not_converted_have_beginnings_or_ends_of_names(name: str, tmp_path: Path) -> None:
+def test_unconverted_layers_match_by_prefix_or_suffix(name: str, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama")
     change_config(tmp_path, {"quant_method": "fp8", "modules_to_not_convert": [name]})
     schemes = read_config(tmp_path).quantization
@@ -44,7 +44,7 @@ def test_layers_that_are_not_converted_have_beginnings_or_ends_of_names(name: st
         ({"quant_method": "compressed-tensors", "config_groups": {}}, ["config_groups"]),
     ],
 )
-def test_other_schemes_are_refused_before_weights_are_read(
+def test_an_unsupported_quantisation_scheme_is_refused_before_weights_are_read(
     changes: dict[str, Any], words: list[str], tmp_path: Path
 ) -> None:
     save_tiny_model(tmp_path, "llama")
@@ -55,7 +55,7 @@ def test_other_schemes_are_refused_before_weights_are_read(
         assert word in str(raised.value)
 
 
-def test_a_scale_of_the_wrong_shape_and_an_unquantised_weight_are_named(tmp_path: Path) -> None:
+def test_the_error_names_a_tensor_when_its_scale_or_dtype_is_wrong(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama")
     quantize_folder(tmp_path, "compressed-channel")
     tensors = load_file(tmp_path / "model.safetensors")

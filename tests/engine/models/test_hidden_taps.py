@@ -8,7 +8,7 @@ from torch import Tensor
 from mini_infer_engine.models.hidden_taps import HiddenTaps
 
 
-def test_taps_keep_copies_of_the_requested_rows() -> None:
+def test_hidden_taps_copy_the_requested_rows() -> None:
     taps = HiddenTaps([0, 2])
     residual = torch.arange(6.0).view(3, 2)
     taps.begin()
@@ -20,7 +20,7 @@ def test_taps_keep_copies_of_the_requested_rows() -> None:
     assert taps.take().tolist() == [[4, 5, 14, 15], [0, 1, 10, 11]]
 
 
-def test_a_pass_that_nobody_reads_leaves_nothing_to_the_next() -> None:
+def test_hidden_taps_are_cleared_when_a_pass_was_not_read() -> None:
     taps = HiddenTaps([0])
     for value in (1.0, 2.0):
         taps.begin()
@@ -28,7 +28,7 @@ def test_a_pass_that_nobody_reads_leaves_nothing_to_the_next() -> None:
     assert taps.take().tolist() == [[2.0]]
 
 
-def test_passes_of_several_threads_do_not_mix() -> None:
+def test_hidden_taps_are_separate_for_each_thread() -> None:
     taps = HiddenTaps([0, 1])
 
     def run(rows: int) -> Tensor:
@@ -42,7 +42,7 @@ def test_passes_of_several_threads_do_not_mix() -> None:
             assert made.tolist() == [[rows, rows + 1]] * rows
 
 
-def test_passes_that_nobody_wants_are_not_kept() -> None:
+def test_hidden_taps_are_disabled_unless_recording() -> None:
     taps = HiddenTaps([0], always=False)
     assert not taps.is_enabled
     with taps.recording():

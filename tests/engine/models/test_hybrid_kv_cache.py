@@ -103,7 +103,7 @@ def test_text_is_that_of_a_large_pool_when_sequences_are_preempted(folder: Path)
 
 
 @pytest.mark.parametrize("changes", [{"page_size": 32, "kv_cache_dtype": "int8"}, {"step_depth": 0}], ids=str)
-def test_sampled_text_is_that_of_the_uniform_layout(folder: Path, changes: dict[str, Any]) -> None:
+def test_sampled_text_equals_the_uniform_layouts(folder: Path, changes: dict[str, Any]) -> None:
     uniform, runner = make_engine(folder, disable_hybrid_kv_cache_manager=True, **changes)
     assert runner.kv_cache.is_uniform
     hybrid, runner = make_engine(folder, **changes)
@@ -123,7 +123,7 @@ def test_text_is_that_without_guesses_when_tokens_are_guessed(folder: Path, monk
     assert guessing.stats().draft_tokens > 20
 
 
-def test_beams_are_those_of_the_uniform_layout(folder: Path) -> None:
+def test_beams_equal_the_uniform_layouts(folder: Path) -> None:
     found = []
     for disabled in (True, False):
         engine, _ = make_engine(folder, disable_hybrid_kv_cache_manager=disabled)

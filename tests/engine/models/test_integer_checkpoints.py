@@ -22,7 +22,7 @@ SHAPE = {"hidden_size": 64, "intermediate_size": 96}
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("architecture", ["qwen2", "phi3"])
-def test_logits_are_those_of_the_dequantised_weights(architecture: str, form: str, tmp_path: Path) -> None:
+def test_logits_equal_those_of_the_dequantised_weights(architecture: str, form: str, tmp_path: Path) -> None:
     """With layers of several parts, with biases, and with parts that are one tensor."""
     changes = {"original_max_position_embeddings": 512} if architecture == "phi3" else {}
     model = save_tiny_model(tmp_path, architecture, **SHAPE, **changes)
@@ -36,7 +36,7 @@ def test_logits_are_those_of_the_dequantised_weights(architecture: str, form: st
 
 
 @pytest.mark.parametrize("form", ["gptq", "w4a16", "w8a8"])
-def test_a_head_may_be_quantised_too(form: str, tmp_path: Path) -> None:
+def test_a_quantised_lm_head_is_loaded(form: str, tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path, "llama", head_dim=16, vocab_size=208)
     exact = quantize_folder(tmp_path, form, head=True)
     assert not torch.equal(exact["lm_head.weight"], model.lm_head.weight)
@@ -47,7 +47,7 @@ def test_a_head_may_be_quantised_too(form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("form", "rounds"), [("w8a8", True), ("w8a8-tensor-asymmetric", False), ("w4a16", False)])
-def test_a_checkpoint_for_w8a8_may_round_activations(form: str, rounds: bool, tmp_path: Path) -> None:
+def test_activations_are_quantised_when_the_checkpoint_is_w8a8(form: str, rounds: bool, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", head_dim=16)
     quantize_folder(tmp_path, form)
     schemes = read_config(tmp_path).quantization
@@ -57,7 +57,7 @@ def test_a_checkpoint_for_w8a8_may_round_activations(form: str, rounds: bool, tm
     assert scheme.int8_activations == rounds
 
 
-def test_compressed_tensors_other_name_of_act_order(tmp_path: Path) -> None:
+def test_actorder_dynamic_of_compressed_tensors_means_group(tmp_path: Path) -> None:
     """Where the package was asked for "dynamic" it wrote that, and meant "group"."""
     save_tiny_model(tmp_path, "llama", head_dim=16)
     quantize_folder(tmp_path, "w4a16-act-order")
@@ -67,7 +67,7 @@ def test_compressed_tensors_other_name_of_act_order(tmp_path: Path) -> None:
     assert torch.equal(_logits(tmp_path), expected)
 
 
-def test_dummy_weights_of_a_quantised_checkpoint(tmp_path: Path) -> None:
+def test_dummy_weights_of_a_quantised_checkpoint_run(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", head_dim=16)
     quantize_folder(tmp_path, "gptq-act-order")
     runner = tiny_runner(tmp_path, load_format="dummy")
@@ -96,7 +96,7 @@ def test_dummy_weights_of_a_quantised_checkpoint(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_other_schemes_are_refused_before_weights_are_read(
+def test_an_unsupported_quantisation_scheme_is_refused_before_weights_are_read(
     changes: dict[str, Any], words: list[str], tmp_path: Path
 ) -> None:
     save_tiny_model(tmp_path, "llama")
@@ -114,7 +114,7 @@ def test_other_schemes_are_refused_before_weights_are_read(
         ("g_idx", torch.arange(96, dtype=torch.int32) // 32 - 1, "says that a column is of group -1"),
     ],
 )
-def test_what_does_not_fit_is_named_before_memory_is_taken(
+def test_the_error_names_a_tensor_before_allocation_when_it_does_not_fit(
     name: str, wrong: torch.Tensor | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_tiny_model(tmp_path, "llama", head_dim=16)
@@ -131,7 +131,7 @@ def test_what_does_not_fit_is_named_before_memory_is_taken(
         ("w8a8", "int8"),
     ],
 )
-def test_the_scheme_has_a_name_for_people(form: str, scheme_name: str, tmp_path: Path) -> None:
+def test_quantisation_schemes_have_readable_names(form: str, scheme_name: str, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", head_dim=16)
     quantize_folder(tmp_path, form)
     schemes = read_config(tmp_path).quantization
@@ -140,7 +140,7 @@ def test_the_scheme_has_a_name_for_people(form: str, scheme_name: str, tmp_path:
 
 
 @pytest.mark.parametrize("form", ["gptq", "gptq-act-order"])
-def test_zero_biases_that_gptqs_tools_write_are_left_out(form: str, tmp_path: Path) -> None:
+def test_zero_biases_written_by_gptq_tools_are_ignored(form: str, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", head_dim=16)
     quantize_folder(tmp_path, form)
     expected = _logits(tmp_path)
@@ -151,7 +151,7 @@ def test_zero_biases_that_gptqs_tools_write_are_left_out(form: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("form", "bias", "words"), [("gptq", torch.eye(64)[3], "is not zero"), ("awq", torch.zeros(64), "has no place")]
 )
-def test_biases_that_the_model_has_not_are_named_before_memory_is_taken(
+def test_the_error_names_a_bias_before_allocation_when_the_model_has_none(
     form: str, bias: torch.Tensor, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_tiny_model(tmp_path, "llama", head_dim=16)
@@ -172,7 +172,7 @@ def _add_bias(folder: Path, bias: torch.Tensor) -> None:
     save_file(load_file(file) | {"model.layers.1.mlp.down_proj.bias": bias}, file)
 
 
-def test_a_layer_that_is_not_made_of_words_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_layer_when_its_width_is_no_multiple_of_a_word(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", head_dim=16)
     quantize_folder(tmp_path, "gptq")
     config = json.loads((tmp_path / "config.json").read_text()) | {"intermediate_size": 100}

@@ -25,7 +25,7 @@ def edit(directory: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> N
     save_file(tensors, directory / "model.safetensors")
 
 
-def test_sharded_checkpoints_load_by_their_index(tmp_path: Path) -> None:
+def test_sharded_checkpoints_are_loaded_by_their_index(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path, "qwen2", shard_size="60KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 3
     runner = tiny_runner(tmp_path)
@@ -37,7 +37,7 @@ def test_sharded_checkpoints_load_by_their_index(tmp_path: Path) -> None:
         tiny_runner(tmp_path)
 
 
-def test_an_index_that_lies_is_named(tmp_path: Path) -> None:
+def test_the_error_names_the_index_when_it_is_wrong(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "qwen2", shard_size="60KB")
     index = tmp_path / "model.safetensors.index.json"
     content = json.loads(index.read_text())
@@ -52,7 +52,7 @@ def test_an_index_that_lies_is_named(tmp_path: Path) -> None:
         tiny_runner(tmp_path)
 
 
-def test_every_parameter_must_be_filled_and_every_tensor_used(tmp_path: Path) -> None:
+def test_the_error_names_a_tensor_when_it_is_missing_or_unused(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "qwen3")
     edit(tmp_path, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
     with pytest.raises(ModelError, match=r"tensor model\.layers\.1\.mlp\.up_proj\.weight"):
@@ -63,7 +63,7 @@ def test_every_parameter_must_be_filled_and_every_tensor_used(tmp_path: Path) ->
         tiny_runner(tmp_path)
 
 
-def test_a_wrong_shape_names_tensor_file_and_both_shapes(tmp_path: Path) -> None:
+def test_the_error_names_tensor_file_and_both_shapes_when_a_shape_is_wrong(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "qwen3")
     edit(tmp_path, lambda tensors: tensors.update({"model.layers.0.self_attn.k_proj.weight": torch.ones(7, 64)}))
     with pytest.raises(ModelError, match=r"model\.safetensors.*k_proj\.weight.*\[7, 64\].*\[48, 64\]"):
@@ -86,7 +86,7 @@ NAME = "model.layers.0.self_attn.k_proj.weight"
         ),
     ],
 )
-def test_what_does_not_fit_is_said_before_memory_is_taken(
+def test_loading_fails_before_allocation_when_tensors_do_not_fit(
     change: Callable[[dict[str, torch.Tensor]], Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_tiny_model(tmp_path, "qwen3")
@@ -96,13 +96,13 @@ def test_what_does_not_fit_is_said_before_memory_is_taken(
         tiny_runner(tmp_path)
 
 
-def test_a_model_is_loaded_without_the_mathematics_of_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_a_model_does_not_import_symbolic_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tiny_model(tmp_path, "qwen3")
     monkeypatch.setitem(sys.modules, "torch.fx.experimental.symbolic_shapes", None)  # nor sympy: a second to import
     assert tiny_runner(tmp_path).num_pages > 0
 
 
-def test_what_old_checkpoints_carry_along_is_left_out(tmp_path: Path) -> None:
+def test_tensors_of_old_checkpoints_are_ignored(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", tie_word_embeddings=True)
     table = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
     extra = {"lm_head.weight": table.clone(), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(12)}
@@ -110,7 +110,7 @@ def test_what_old_checkpoints_carry_along_is_left_out(tmp_path: Path) -> None:
     assert tiny_runner(tmp_path).worker.model.lm_head is None
 
 
-def test_a_folder_without_or_with_broken_weights_is_named(tmp_path: Path) -> None:
+def test_the_error_names_the_file_when_weights_are_missing_or_broken(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "qwen3")
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
@@ -121,7 +121,7 @@ def test_a_folder_without_or_with_broken_weights_is_named(tmp_path: Path) -> Non
         tiny_runner(tmp_path)
 
 
-def test_dummy_weights_need_no_file_and_repeat(tmp_path: Path) -> None:
+def test_dummy_weights_need_no_file_and_repeat_by_seed(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "qwen3")
     (tmp_path / "model.safetensors").unlink()
     first, again, other = (tiny_runner(tmp_path, load_format="dummy", seed=seed) for seed in (1, 1, 2))
@@ -131,7 +131,7 @@ def test_dummy_weights_need_no_file_and_repeat(tmp_path: Path) -> None:
     assert not torch.allclose(logits[0], logits[2])
 
 
-def test_models_are_found_or_the_reason_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_model_finds_a_model_or_raises_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match=r"config\.json is missing"):
         resolve_model(str(tmp_path))
     (tmp_path / "config.json").write_text("{}")

@@ -27,7 +27,7 @@ SCHEMES: dict[str, str | dict[str, Any]] = {name: name for name in PRESETS} | {
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_logits_are_those_of_the_decompressed_weights(
+def test_logits_equal_those_of_the_decompressed_weights(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("compressed_tensors", reason="needs compressed-tensors: pip install compressed-tensors")

@@ -47,7 +47,7 @@ def logits_of(folder: Path) -> torch.Tensor:
 
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])
-def test_logits_are_those_of_the_dequantised_weights(architecture: str, mix: str, tmp_path: Path) -> None:
+def test_logits_equal_those_of_the_dequantised_weights(architecture: str, mix: str, tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path, architecture)
     unquantised = reference_logits(model, TOKENS)
     model.load_state_dict(quantize_folder(tmp_path, MIXES[mix]), strict=False)
@@ -57,7 +57,7 @@ def test_logits_are_those_of_the_dequantised_weights(architecture: str, mix: str
 
 
 @pytest.mark.parametrize("form", ["compressed-channel", "w4a16", "nvfp4"])
-def test_a_head_may_be_a_target(form: str, tmp_path: Path) -> None:
+def test_an_lm_head_can_be_a_quantisation_target(form: str, tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path, "llama")
     groups = [Group(form, ("lm_head",), ("lm_head",)), Group("w8a8", ("Linear",), (ALL,))]
     exact = quantize_folder(tmp_path, groups, ignore=())
@@ -67,7 +67,7 @@ def test_a_head_may_be_a_target(form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["qwen3_moe", "mixtral"])
-def test_experts_have_a_scheme_of_their_own(architecture: str, tmp_path: Path) -> None:
+def test_experts_can_have_their_own_scheme(architecture: str, tmp_path: Path) -> None:
     """Targets are the checkpoint's names, which Mixtral's layers do not have here."""
     shape = {"qwen3_moe": {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64}}
     save_tiny_model(tmp_path, architecture, num_hidden_layers=2, **shape.get(architecture, {}))
@@ -102,7 +102,7 @@ def test_experts_have_a_scheme_of_their_own(architecture: str, tmp_path: Path) -
         ),
     ],
 )
-def test_layers_of_one_product_must_agree(
+def test_loading_is_refused_when_layers_of_one_gemm_have_different_schemes(
     architecture: str, groups: list[Group], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_tiny_model(tmp_path, architecture)
@@ -114,7 +114,7 @@ def test_layers_of_one_product_must_agree(
         assert word in str(raised.value)
 
 
-def test_gptqmodels_dynamic_changes_and_skips_layers(tmp_path: Path) -> None:
+def test_gptqmodels_dynamic_rules_change_and_skip_layers(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path, "llama")
     dynamic: dict[str, dict[str, Any]] = {
         r"-:model\.layers\.2\.self_attn\..*": {},
@@ -134,7 +134,7 @@ def test_gptqmodels_dynamic_changes_and_skips_layers(tmp_path: Path) -> None:
     assert (logits_of(tmp_path) - reference_logits(model, TOKENS)).abs().max() <= 1e-3
 
 
-def test_modelopts_mixed_precision_is_a_list_of_layers(tmp_path: Path) -> None:
+def test_modelopts_mixed_precision_lists_layers(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path, "llama")
 
     def form_of(layer: str) -> str | None:
@@ -148,7 +148,7 @@ def test_modelopts_mixed_precision_is_a_list_of_layers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["compressed-channel", "fp8-tensor"])
 @pytest.mark.parametrize("kept", ["auto", "fp8"])
-def test_scales_of_keys_and_values_are_not_read_and_the_log_says_so(
+def test_kv_scales_are_ignored_with_a_log_line(
     form: str, kept: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_tiny_model(tmp_path, "llama")

@@ -182,7 +182,7 @@ def test_logits_equal_transformers_whole_chunked_and_token_by_token(variant: str
         "llama-yarn",
     ],
 )
-def test_tokens_behind_a_gap_are_rotated_by_position_and_cached_by_index(variant: str, tmp_path: Path) -> None:
+def test_rotary_uses_positions_and_the_cache_uses_indexes_when_there_is_a_gap(variant: str, tmp_path: Path) -> None:
     """The last tokens stand further on in the text than in the cache, as if some before them had been evicted."""
     architecture, changes = VARIANTS[variant]
     model = save_tiny_model(tmp_path, architecture, **changes)
@@ -196,7 +196,7 @@ def test_tokens_behind_a_gap_are_rotated_by_position_and_cached_by_index(variant
         assert (actual - expected).abs().max() <= TOLERANCE, sizes
 
 
-def test_longrope_takes_the_short_factors_where_the_served_context_is_the_original_one(tmp_path: Path) -> None:
+def test_longrope_uses_short_factors_when_the_context_is_the_original_one(tmp_path: Path) -> None:
     tokens = TOKENS[:30]
     expected = reference_logits(save_tiny_model(tmp_path, "phi3", **LONGROPE_PARTIAL), tokens)
     runner = tiny_runner(tmp_path, max_model_len=32)
@@ -229,7 +229,7 @@ def test_a_mixed_batch_equals_each_sequence_alone(page_size: int, tmp_path: Path
         assert (logits - expected).abs().max() <= TOLERANCE
 
 
-def test_weights_of_two_bytes_stay_as_they_are_where_the_processor_has_no_instructions_for_them(
+def test_16_bit_weights_are_not_repacked_when_the_cpu_lacks_instructions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("_is_mkldnn_bf16_supported", "_is_mkldnn_fp16_supported"):
@@ -239,14 +239,14 @@ def test_weights_of_two_bytes_stay_as_they_are_where_the_processor_has_no_instru
     assert blocked_weight(torch.ones(8, 8)) is not None
 
 
-def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
+def test_bfloat16_logits_stay_near_float32(tmp_path: Path) -> None:
     expected = reference_logits(save_tiny_model(tmp_path, "qwen3"), TOKENS)
     runner = tiny_runner(tmp_path, dtype="bfloat16")
     actual = run_chunks(runner, TOKENS, PageDealer(runner).table(70), [60] + [1] * 10).float()
     assert torch.nn.functional.cosine_similarity(actual, expected).min() > 0.99
 
 
-def test_each_line_of_the_registry_names_a_model() -> None:
+def test_each_registry_entry_names_a_model_class() -> None:
     for architecture in MODELS:
         assert issubclass(model_class(architecture), DecoderModel)
         assert model_class(architecture).__name__ == architecture
@@ -267,7 +267,7 @@ def _config(directory: Path, **changes: Any) -> ModelConfig:
     return read_config(directory)
 
 
-def test_old_and_new_rope_forms_read_the_same(tmp_path: Path) -> None:
+def test_old_and_new_rope_configs_are_read_alike(tmp_path: Path) -> None:
     scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
     new = _config(tmp_path, rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **scaling})
     old = _config(tmp_path, rope_theta=5e5, rope_scaling={"type": "llama3", **scaling})
@@ -322,7 +322,7 @@ def test_tokens_behind_the_original_context_equal_transformers_when_the_rope_is_
     assert (actual - reference_logits(model, TOKENS)).abs().max() <= TOLERANCE
 
 
-def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
+def test_config_defaults_equal_those_of_transformers(tmp_path: Path) -> None:
     config = _config(tmp_path)
     assert (config.num_kv_heads, config.head_dim, config.ropes[0].theta) == (4, 16, 10000.0)
     assert _config(tmp_path, rms_norm_eps=0).rms_norm_eps == 0.0
@@ -399,7 +399,7 @@ def test_what_cannot_be_served_is_refused_by_name(changes: dict[str, Any], words
         assert word in str(raised.value)
 
 
-def test_a_missing_or_broken_config_names_its_file(tmp_path: Path) -> None:
+def test_the_error_names_config_json_when_it_is_missing_or_broken(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json is missing"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("{")

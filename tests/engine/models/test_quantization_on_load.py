@@ -46,7 +46,7 @@ def rounded_by_loops(weight: torch.Tensor, kind: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("architecture", ["qwen2", "phi3"])
-def test_logits_are_those_of_the_rounded_weights(architecture: str, kind: Any, tmp_path: Path) -> None:
+def test_logits_equal_those_of_the_quantised_weights(architecture: str, kind: Any, tmp_path: Path) -> None:
     """200 columns: groups of 128, and of the 72 that are left."""
     changes = {"original_max_position_embeddings": 512} if architecture == "phi3" else {}
     model = save_tiny_model(tmp_path, architecture, intermediate_size=200, **changes)
@@ -100,7 +100,7 @@ def test_embeddings_are_quantized_when_it_is_requested(rounds_head: bool, tied: 
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "phi3"])
-def test_w8a8_rounds_activations_by_token(architecture: str, tmp_path: Path) -> None:
+def test_w8a8_quantises_activations_per_token(architecture: str, tmp_path: Path) -> None:
     """Without a tokenizer nothing is smoothed; the head is rounded alone, for what it reads stays as it is."""
     changes = {"original_max_position_embeddings": 512} if architecture == "phi3" else {}
     model = save_tiny_model(tmp_path, architecture, intermediate_size=200, tie_word_embeddings=False, **changes)
@@ -128,7 +128,7 @@ def demo_in_four_bits() -> ModelRunner:
         return tiny_runner(DEMO_DIRECTORY, quantization="int4", quantize_lm_head=True, dtype="float32")
 
 
-def test_calibration_leaves_the_head_to_the_nearest(demo_in_four_bits: ModelRunner) -> None:
+def test_the_lm_head_is_rounded_to_nearest_when_calibrated(demo_in_four_bits: ModelRunner) -> None:
     runner = demo_in_four_bits
     assert torch.isfinite(run_chunks(runner, TOKENS, PageDealer(runner).table(40), [40])).all()
     head = runner.worker.model.head
@@ -139,7 +139,7 @@ def test_calibration_leaves_the_head_to_the_nearest(demo_in_four_bits: ModelRunn
 
 @settings(max_examples=40, deadline=None)
 @given(rows=st.integers(1, 5), columns=st.integers(1, 300), group=st.integers(1, 300), seed=st.integers(0, 999))
-def test_rounding_and_packing(rows: int, columns: int, group: int, seed: int) -> None:
+def test_weights_survive_rounding_and_packing(rows: int, columns: int, group: int, seed: int) -> None:
     weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
     weight[0] = 0
     integers, scale, zero = rounded_groups(weight, group)
@@ -152,7 +152,7 @@ def test_rounding_and_packing(rows: int, columns: int, group: int, seed: int) ->
     assert (integers * scale - weight).abs().le(scale / 2 + 1e-6).all()
 
 
-def test_the_demo_model_keeps_its_answers_in_less_memory(demo_in_four_bits: ModelRunner) -> None:
+def test_the_demo_model_keeps_its_answers_when_quantised_on_load(demo_in_four_bits: ModelRunner) -> None:
     """The most likely next token, over Python's own text; and bytes of the layers' weights."""
     encoder = PromptEncoder(PromptAssets.from_directory(DEMO_DIRECTORY))
     tokens = encoder.encode(Path(textwrap.__file__).read_text()[:3000], False)[:500]
@@ -174,7 +174,7 @@ def test_the_demo_model_keeps_its_answers_in_less_memory(demo_in_four_bits: Mode
     assert used["int4"] <= 0.15 * used[None]
 
 
-def test_what_it_cannot_be_combined_with_is_refused(tmp_path: Path) -> None:
+def test_quantisation_on_load_is_refused_when_the_checkpoint_is_quantised(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "quantised", "qwen2")
     quantize_folder(tmp_path / "quantised", "gptq")
     with pytest.raises(ModelError, match="quantised already"):

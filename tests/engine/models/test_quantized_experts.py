@@ -58,7 +58,7 @@ def quantized_and_exact(folder: Path, architecture: str, maker: Callable[[Path],
         ("deepseek_v3", "fp8-block"),
     ],
 )
-def test_logits_are_those_of_the_dequantised_weights(architecture: str, maker: str, tmp_path: Path) -> None:
+def test_logits_equal_those_of_the_dequantised_weights(architecture: str, maker: str, tmp_path: Path) -> None:
     quantized_and_exact(tmp_path, architecture, MAKERS[maker])
     runner = tiny_runner(tmp_path / "quantized")
     expected = logits_of(tiny_runner(tmp_path / "exact"))
@@ -66,7 +66,7 @@ def test_logits_are_those_of_the_dequantised_weights(architecture: str, maker: s
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8", "int4"])
-def test_experts_are_rounded_on_load(kind: Any, tmp_path: Path) -> None:
+def test_experts_are_quantised_on_load(kind: Any, tmp_path: Path) -> None:
     """And routers are not: they would choose other experts."""
     save_tiny_model(tmp_path, "qwen3_moe", **QWEN)
     rounded = tiny_runner(tmp_path, quantization=kind)
@@ -82,19 +82,21 @@ def test_experts_are_rounded_on_load(kind: Any, tmp_path: Path) -> None:
     assert (actual - logits_of(tiny_runner(tmp_path))).abs().max() <= 1e-3
 
 
-def test_dummy_weights(tmp_path: Path) -> None:
+def test_dummy_weights_of_a_quantised_checkpoint_run(tmp_path: Path) -> None:
     quantized_and_exact(tmp_path, "qwen3_moe", partial(quantize_to_fp4, form="mxfp4"))
     assert torch.isfinite(logits_of(tiny_runner(tmp_path / "quantized", load_format="dummy"))).all()
 
 
-def test_what_experts_cannot_have_is_refused_before_weights_are_read(tmp_path: Path) -> None:
+def test_an_experts_scheme_is_refused_before_weights_are_read_when_unsupported(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "qwen3_moe", **QWEN)
     quantize_to_integers(tmp_path, "gptq-act-order")
     with pytest.raises(ModelError, match="act-order"):
         tiny_runner(tmp_path)
 
 
-def test_a_missing_scale_is_named_before_memory_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_a_scale_before_allocation_when_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     quantized_and_exact(tmp_path, "qwen3_moe", MAKERS["fp8-block"])
     file = tmp_path / "quantized/model.safetensors"
     tensors = load_file(file)

@@ -17,7 +17,7 @@ def llm() -> LLM:
     return LLM(model="dry", max_model_len=512, max_num_seqs=8)
 
 
-def test_prompts_come_as_text_ids_or_dicts_and_keep_their_order(llm: LLM) -> None:
+def test_generate_accepts_text_ids_and_dicts_in_order(llm: LLM) -> None:
     prompts = [
         "one",
         {"prompt": "two"},
@@ -33,7 +33,7 @@ def test_prompts_come_as_text_ids_or_dicts_and_keep_their_order(llm: LLM) -> Non
     assert llm.generate([], GREEDY, use_tqdm=False) == []
 
 
-def test_each_prompt_can_have_its_own_parameters(llm: LLM) -> None:
+def test_each_prompt_can_have_its_own_sampling_parameters(llm: LLM) -> None:
     params = [SamplingParams(max_tokens=2), SamplingParams(stop=["e"]), SamplingParams(detokenize=False)]
     first, second, third = llm.generate(["three"] * 3, params, use_tqdm=False)
     assert (first.outputs[0].text, first.outputs[0].finish_reason) == ("th", "length")
@@ -41,20 +41,20 @@ def test_each_prompt_can_have_its_own_parameters(llm: LLM) -> None:
     assert (third.outputs[0].text, third.outputs[0].token_ids[:5]) == ("", list(b"three"))
 
 
-def test_chat_takes_one_conversation_or_several(llm: LLM) -> None:
+def test_chat_accepts_one_or_several_conversations(llm: LLM) -> None:
     conversation = [{"role": "user", "content": "hé"}]
     assert llm.chat(conversation, GREEDY, use_tqdm=False)[0].outputs[0].text == "You said: hé"
     assert len(llm.chat([conversation, conversation], GREEDY, use_tqdm=False)) == 2
 
 
-def test_a_repeated_prompt_is_cached(llm: LLM) -> None:
+def test_num_cached_tokens_grows_when_a_prompt_is_repeated(llm: LLM) -> None:
     prompt = "what is said twice is computed once, up to the last block"
     first, second = (llm.generate(prompt, GREEDY, use_tqdm=False)[0] for _ in range(2))
     assert (first.num_cached_tokens, second.num_cached_tokens) == (0, len(prompt) // 16 * 16)
     assert first.outputs[0].text == second.outputs[0].text == prompt
 
 
-def test_more_prompts_than_pages_and_slots_all_come_true() -> None:
+def test_all_prompts_complete_when_there_are_more_than_pages_and_slots() -> None:
     small = LLM(model="dry", max_model_len=256, max_num_seqs=4, kv_cache_memory_bytes=20 * 16 * 16_384)
     assert small.settings.kv_cache_memory == 20 * 16 * 16_384
     prompts = [f"{index % 3} " + "x" * (index * 7 % 120) for index in range(40)]
@@ -73,7 +73,7 @@ def test_more_prompts_than_pages_and_slots_all_come_true() -> None:
         (["x", "y"], [GREEDY], "2 prompts.*1"),
     ],
 )
-def test_bad_requests_are_value_errors_and_lose_nothing(
+def test_generate_raises_value_error_and_goes_on_when_a_request_is_invalid(
     llm: LLM, prompts: object, params: object, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -81,7 +81,7 @@ def test_bad_requests_are_value_errors_and_lose_nothing(
     assert llm.generate("still here", GREEDY, use_tqdm=False)[0].outputs[0].text == "still here"
 
 
-def test_an_interrupted_call_leaves_an_idle_engine(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_is_idle_when_a_call_was_interrupted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     step, calls = llm._engine.step, iter(range(3))
 
     def interrupted() -> object:
@@ -98,7 +98,7 @@ def test_an_interrupted_call_leaves_an_idle_engine(llm: LLM, monkeypatch: pytest
     assert (llm._engine.load().running, llm._engine.load().kv_usage) == (0, 0)
 
 
-def test_unknown_and_wrong_settings_are_named() -> None:
+def test_llm_names_a_setting_when_it_is_unknown_or_invalid() -> None:
     with pytest.raises(TypeError, match="tensor_parallel_sise"):
         LLM(model="dry", tensor_parallel_sise=2)
     with pytest.raises(ValueError, match="max_num_seqs"):
@@ -107,7 +107,7 @@ def test_unknown_and_wrong_settings_are_named() -> None:
         LLM(model="/no/such/folder")
 
 
-def test_vllms_keywords_are_accepted_where_they_ask_for_nothing() -> None:
+def test_vllms_keywords_are_accepted_when_they_are_neutral() -> None:
     off: dict[str, object] = {"tensor_parallel_size": 1, "trust_remote_code": False, "disable_log_stats": True}
     off |= {"swap_space": 4, "quantization": None, "kv_cache_dtype": "auto", "enable_chunked_prefill": True}
     assert LLM(model="dry", max_model_len=64, **off).settings == LLM(model="dry", max_model_len=64).settings
@@ -129,12 +129,12 @@ def test_vllms_keywords_are_accepted_where_they_ask_for_nothing() -> None:
         ("kv_cache_memory", "much", "is no size"),
     ],
 )
-def test_settings_are_refused_by_name(name: str, value: object, message: str) -> None:
+def test_llm_names_a_setting_when_it_is_refused(name: str, value: object, message: str) -> None:
     with pytest.raises(ValueError, match=f"{name} .*{message}|{value!r} {message}"):
         LLM(model="dry", **{name: value})
 
 
-def test_settings_are_understood_as_vllms_callers_write_them() -> None:
+def test_llm_accepts_vllms_names_and_values_of_settings() -> None:
     keywords: dict[str, object] = {"block_size": 32, "seed": None, "enable_prefix_caching": None, "swap_space": 8}
     keywords |= {
         "max_num_batched_tokens": -1,
@@ -149,14 +149,14 @@ def test_settings_are_understood_as_vllms_callers_write_them() -> None:
         LLM(model="dry", max_modellen=3)
 
 
-def test_a_model_may_be_a_path(tmp_path: Path) -> None:
+def test_llm_accepts_a_path_object_as_model(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"config\.json is missing"):
         LLM(tmp_path)
     with pytest.raises(TypeError, match="name a folder"):
         LLM(5)  # type: ignore[arg-type]  # what is tested
 
 
-def test_several_outputs_of_a_prompt_are_returned_together(llm: LLM) -> None:
+def test_n_outputs_of_a_prompt_are_returned_together(llm: LLM) -> None:
     """Each as if it had been asked for alone, with the next seed."""
     model = LLM("demo", kv_cache_memory=50_000_000)
     params = SamplingParams(n=3, temperature=1.5, seed=5, max_tokens=6, logprobs=0, prompt_logprobs=0)
@@ -171,7 +171,7 @@ def test_several_outputs_of_a_prompt_are_returned_together(llm: LLM) -> None:
     assert ([output.text for output in first.outputs], len(second.outputs)) == (["ab", "ab"], 1)
 
 
-def test_parameters_may_be_changed_and_left_at_none(llm: LLM) -> None:
+def test_sampling_params_can_be_changed_and_left_at_none(llm: LLM) -> None:
     params = llm.get_default_sampling_params()
     params.max_tokens, params.stop = 4, "re"  # type: ignore[assignment]  # one string stands for a list of one
     assert llm.generate("three", params, use_tqdm=False)[0].outputs[0].text == "th"
@@ -191,7 +191,7 @@ def test_parameters_may_be_changed_and_left_at_none(llm: LLM) -> None:
         ({"n": 0}, "n is 0"),
     ],
 )
-def test_parameters_of_a_wrong_type_are_named_before_anything_runs(
+def test_generate_names_a_sampling_parameter_when_its_type_is_wrong(
     llm: LLM, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -200,12 +200,12 @@ def test_parameters_of_a_wrong_type_are_named_before_anything_runs(
 
 
 @pytest.mark.parametrize("params", [{"max_tokens": 1}, SamplingParams, [{"max_tokens": 1}], "greedy", 5])
-def test_what_are_no_parameters_is_said(llm: LLM, params: Any) -> None:
+def test_generate_raises_when_params_are_no_sampling_params(llm: LLM, params: Any) -> None:
     with pytest.raises(ValueError, match=r"give (one|SamplingParams)"):
         llm.generate("x", params, use_tqdm=False)
 
 
-def test_token_ids_come_as_lists_and_arrays(llm: LLM) -> None:
+def test_generate_accepts_token_ids_as_lists_and_arrays(llm: LLM) -> None:
     for prompts in (list(b"ab"), [list(b"ab")], np.array(list(b"ab")), {"prompt_token_ids": np.array(list(b"ab"))}):
         [output] = llm.generate(prompts, GREEDY, use_tqdm=False)
         assert output.outputs[0].text == "ab"
@@ -223,12 +223,12 @@ def test_token_ids_come_as_lists_and_arrays(llm: LLM) -> None:
         ({"prompt": "x", "cache_salt": 5}, "cache_salt"),
     ],
 )
-def test_what_is_no_prompt_is_said(llm: LLM, prompt: Any, message: str) -> None:
+def test_generate_raises_when_a_prompt_is_invalid(llm: LLM, prompt: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         llm.generate(prompt, GREEDY, use_tqdm=False)
 
 
-def test_prompts_of_different_salts_share_no_cache(llm: LLM) -> None:
+def test_prompts_share_no_prefix_when_their_salts_differ(llm: LLM) -> None:
     text = "said with one salt and then with another, longer than a block"
     prompts = [{"prompt": text, "cache_salt": salt} for salt in ("one", "other", "one")]
     cached = [llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens for prompt in prompts]
@@ -236,7 +236,7 @@ def test_prompts_of_different_salts_share_no_cache(llm: LLM) -> None:
     assert cached[2] > 0
 
 
-def test_priorities_are_one_for_each_prompt_and_adapters_are_refused(llm: LLM) -> None:
+def test_generate_needs_one_priority_per_prompt_and_refuses_adapters(llm: LLM) -> None:
     texts = [one.outputs[0].text for one in llm.generate(["a", "b"], GREEDY, use_tqdm=False, priority=[1, 0])]
     assert texts == ["a", "b"]
     with pytest.raises(ValueError, match=r"2 prompts.*1 priorities"):
@@ -248,7 +248,7 @@ def test_priorities_are_one_for_each_prompt_and_adapters_are_refused(llm: LLM) -
     assert llm.generate("a", GREEDY, use_tqdm=False, lora_request=None)
 
 
-def test_a_chat_template_takes_the_place_of_the_models(tmp_path: Path) -> None:
+def test_a_given_chat_template_replaces_the_models(tmp_path: Path) -> None:
     source = "{% for message in messages %}{{ message.content }};{% endfor %}"
     (tmp_path / "template.jinja").write_text(source)
     for value in (source, str(tmp_path / "template.jinja")):
@@ -261,7 +261,7 @@ def test_a_chat_template_takes_the_place_of_the_models(tmp_path: Path) -> None:
         LLM("dry", max_model_len=64, chat_template="{% for %}")
 
 
-def test_what_is_there_is_not_looked_through_while_an_engine_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_objects_are_frozen_for_the_garbage_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mini_infer_engine.offline.llm.gc", gc)
     seen: list[int] = []
     monkeypatch.setattr(gc, "collect", lambda: seen.append(gc.get_freeze_count()))
@@ -276,7 +276,7 @@ def test_what_is_there_is_not_looked_through_while_an_engine_lives(monkeypatch: 
         gc.freeze()
 
 
-def test_threads_may_share_a_model(llm: LLM) -> None:
+def test_threads_can_share_an_llm(llm: LLM) -> None:
     def send_request(index: int) -> list[str]:
         prompts = [f"thread {index}, prompt {number}" for number in range(3)]
         outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
@@ -287,7 +287,7 @@ def test_threads_may_share_a_model(llm: LLM) -> None:
             assert texts == [f"thread {index}, prompt {number}" for number in range(3)]
 
 
-def test_the_tokenizer_is_that_of_the_models_folder() -> None:
+def test_get_tokenizer_returns_the_models_tokenizer() -> None:
     model = LLM("demo", kv_cache_memory=50_000_000)
     [output] = model.generate("import os", GREEDY.clone(), use_tqdm=False)
     assert model.get_tokenizer().encode("import os") == output.prompt_token_ids
@@ -295,7 +295,7 @@ def test_the_tokenizer_is_that_of_the_models_folder() -> None:
         LLM("dry", max_model_len=64).get_tokenizer()
 
 
-def test_without_a_tokenizer_ids_go_in_and_come_out() -> None:
+def test_generate_uses_token_ids_when_there_is_no_tokenizer() -> None:
     llm = LLM(model="dry", skip_tokenizer_init=True, max_model_len=512)
     output = llm.generate({"prompt_token_ids": [1, 2, 3]}, GREEDY, use_tqdm=False)[0].outputs[0]
     assert (output.text, output.token_ids[:3]) == ("", [1, 2, 3])
@@ -320,7 +320,7 @@ def test_outputs_match_schemas_regexes_and_choices(llm: LLM) -> None:
     assert {color.finish_reason, digits.finish_reason, point.finish_reason} == {"stop"}
 
 
-def test_what_cannot_be_enforced_is_said_before_anything_runs(llm: LLM) -> None:
+def test_generate_raises_before_running_when_a_grammar_cannot_be_enforced(llm: LLM) -> None:
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="("))
     with pytest.raises(ValueError, match="prompt 1: structured_outputs"):
         llm.generate(["one", "two"], [GREEDY, params], use_tqdm=False)

@@ -67,7 +67,7 @@ def beams_of_transformers(model: Any, prompt: list[int], **requested: Any) -> li
         (8, 1.0, True),
     ],
 )
-def test_beams_are_those_of_transformers(
+def test_beams_equal_those_of_transformers(
     llm: LLM, reference: Any, width: int, length_penalty: float, early_stopping: EarlyStopping
 ) -> None:
     params = BeamSearchParams(
@@ -97,7 +97,7 @@ def test_beams_are_those_of_transformers(
         assert token_ids != prompts[-1] or any(one.finish_reason == "stop" for one in found.sequences)
 
 
-def test_one_beam_is_the_greedy_text_and_goes_with_others_in_a_batch(llm: LLM) -> None:
+def test_one_beam_equals_greedy_text_also_in_a_batch(llm: LLM) -> None:
     greedy = llm.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS), use_tqdm=False)
     found = llm.beam_search(PROMPTS, BeamSearchParams(beam_width=1, max_tokens=MAX_TOKENS))
     for one, many in zip(greedy, found, strict=True):

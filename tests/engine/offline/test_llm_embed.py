@@ -27,7 +27,7 @@ def reference() -> Any:
     return reference_model()
 
 
-def test_embeddings_are_transformers_last_hidden_states(llm: LLM, reference: Any) -> None:
+def test_embeddings_equal_transformers_last_hidden_states(llm: LLM, reference: Any) -> None:
     for _ in range(2):  # the second finds the prompts in the cache, and computes the last token all the same
         found = llm.embed(PROMPTS, use_tqdm=False)
         for prompt, one in zip(PROMPTS, found, strict=True):
@@ -38,7 +38,7 @@ def test_embeddings_are_transformers_last_hidden_states(llm: LLM, reference: Any
             assert math.hypot(*one.outputs.embedding) == pytest.approx(1)
 
 
-def test_embeddings_and_texts_share_a_batch(llm: LLM) -> None:
+def test_embeddings_and_texts_are_unchanged_when_they_share_a_batch(llm: LLM) -> None:
     alone = [one.outputs.embedding for one in llm.embed(PROMPTS, use_tqdm=False)]
     text = llm.generate(PROMPTS[0], SamplingParams(temperature=0.0, max_tokens=8), use_tqdm=False)[0].outputs[0]
     for one, expected in zip(llm.embed(PROMPTS, use_tqdm=False), alone, strict=True):

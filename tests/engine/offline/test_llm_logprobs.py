@@ -22,7 +22,7 @@ def reference() -> Any:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_output_and_prompt_log_probabilities_are_the_models(llm: LLM, reference: Any, temperature: float) -> None:
+def test_output_and_prompt_logprobs_equal_the_models(llm: LLM, reference: Any, temperature: float) -> None:
     sampling_params = SamplingParams(
         temperature=temperature, seed=3, max_tokens=12, logprobs=5, prompt_logprobs=2, top_p=0.9
     )
@@ -52,7 +52,7 @@ def test_output_and_prompt_log_probabilities_are_the_models(llm: LLM, reference:
             assert made.cumulative_logprob == pytest.approx(total)
 
 
-def test_a_bias_a_list_and_bad_words_decide_what_is_chosen(llm: LLM) -> None:
+def test_logit_bias_allowed_tokens_and_bad_words_decide_the_tokens(llm: LLM) -> None:
     plain = llm.generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=8), use_tqdm=False)[0].outputs[0]
     expected = next(token for token in range(300, 400) if token not in plain.token_ids)
 
@@ -91,14 +91,16 @@ def test_a_bias_a_list_and_bad_words_decide_what_is_chosen(llm: LLM) -> None:
         ({"bad_words_token_ids": [[]]}, ["bad_words", "empty"]),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(llm: LLM, fields: dict[str, Any], words: list[str]) -> None:
+def test_logprob_parameters_are_refused_by_name_when_they_are_invalid(
+    llm: LLM, fields: dict[str, Any], words: list[str]
+) -> None:
     with pytest.raises(ValueError, match="prompt 0") as raised:
         llm.generate(PROMPT, SamplingParams(**fields), use_tqdm=False)
     for word in words:
         assert word in str(raised.value)
 
 
-def test_named_tokens_have_no_rank(llm: LLM) -> None:
+def test_logprobs_of_named_tokens_have_no_rank(llm: LLM) -> None:
     sampling_params = SamplingParams(temperature=0.0, max_tokens=3, logprobs=0, logprob_token_ids=[3, 1900])
     every = SamplingParams(temperature=0.0, max_tokens=3, logprobs=-1)
     named, whole = (

@@ -17,7 +17,7 @@ def llm() -> LLM:
     return LLM(model="demo", max_model_len=1024, max_num_seqs=16)
 
 
-def test_structured_and_free_outputs_share_a_batch(llm: LLM) -> None:
+def test_outputs_are_unchanged_when_structured_and_free_ones_share_a_batch(llm: LLM) -> None:
     plain = SamplingParams(temperature=0, max_tokens=24)
     alone = llm.chat(QUESTION, plain, use_tqdm=False)[0].outputs[0].token_ids
     requested = [
@@ -39,7 +39,7 @@ def test_structured_and_free_outputs_share_a_batch(llm: LLM) -> None:
     assert len(reported) == len(points[-1].token_ids)
 
 
-def test_a_seed_gives_the_same_answer_alone_and_in_company(llm: LLM) -> None:
+def test_a_seeded_structured_answer_is_the_same_alone_and_in_a_batch(llm: LLM) -> None:
     params = SamplingParams(temperature=1, seed=11, max_tokens=200, structured_outputs=_json())
     [alone] = llm.chat(QUESTION, params, use_tqdm=False)
     company = llm.chat([QUESTION] * 5, params, use_tqdm=False)

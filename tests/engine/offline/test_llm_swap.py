@@ -20,7 +20,7 @@ def texts(**settings: object) -> tuple[list[str], int, int]:
     return made, scheduler.num_preemptions, scheduler.kv_cache.num_swaps
 
 
-def test_texts_are_those_of_a_pool_that_is_large_enough() -> None:
+def test_texts_are_unchanged_when_sequences_are_preempted_and_swapped() -> None:
     expected, preemptions, _ = texts(kv_cache_memory=200_000_000)
     assert preemptions == 0
     small = 6_000_000
@@ -31,6 +31,6 @@ def test_texts_are_those_of_a_pool_that_is_large_enough() -> None:
         assert (swaps > 0) == (swap_memory > 0)
 
 
-def test_more_swap_memory_than_there_is_is_refused() -> None:
+def test_llm_refuses_more_swap_memory_than_the_machine_has() -> None:
     with pytest.raises(ModelError, match="kv_swap_memory = 99,000,000,000,000"):
         LLM("demo", device="cpu", kv_cache_memory=10_000_000, kv_swap_memory="99TB")

@@ -33,7 +33,7 @@ def llm() -> LLM:
 
 
 @pytest.mark.parametrize("name", EXPORTS)
-def test_a_name_of_vllms_is_exported_or_its_error_has_a_remedy(name: str) -> None:
+def test_each_vllm_name_is_exported_or_its_error_has_a_remedy(name: str) -> None:
     if name in mini_infer_engine.__all__:
         assert getattr(mini_infer_engine, name) is not None
         assert name in dir(mini_infer_engine)
@@ -45,7 +45,7 @@ def test_a_name_of_vllms_is_exported_or_its_error_has_a_remedy(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", LLM_METHODS)
-def test_a_method_of_vllms_llm_is_there_or_its_error_has_a_remedy(llm: LLM, name: str) -> None:
+def test_each_method_of_vllms_llm_exists_or_its_error_has_a_remedy(llm: LLM, name: str) -> None:
     if name in dir(llm):
         assert callable(getattr(llm, name))
         return
@@ -55,7 +55,7 @@ def test_a_method_of_vllms_llm_is_there_or_its_error_has_a_remedy(llm: LLM, name
     assert vllm_surface.METHODS[name] in str(caught.value)
 
 
-def test_other_names_are_plain_attribute_errors(llm: LLM) -> None:
+def test_unknown_names_raise_attribute_error(llm: LLM) -> None:
     assert not hasattr(llm, "nothing_of_that_name")
     assert not hasattr(mini_infer_engine, "nothing_of_that_name")
     assert import_module("mini_infer_engine").__version__
@@ -152,7 +152,7 @@ def test_keywords_of_vllms_llm_are_taken_when_they_ask_for_nothing(keywords: dic
     settings_of("dry", keywords)
 
 
-def test_outputs_have_the_times_of_their_request(llm: LLM) -> None:
+def test_request_output_metrics_have_the_requests_times(llm: LLM) -> None:
     (output,) = llm.generate("three", SamplingParams(max_tokens=3), use_tqdm=False)
     metrics = output.metrics
     assert metrics is not None
@@ -172,7 +172,7 @@ def test_the_prefix_cache_is_empty_when_it_was_reset(llm: LLM) -> None:
     assert llm.generate(prompt, params, use_tqdm=False)[0].num_cached_tokens == 0
 
 
-def test_metrics_count_what_was_generated(llm: LLM) -> None:
+def test_get_metrics_counts_generated_tokens(llm: LLM) -> None:
     def generated() -> float:
         return next(metric.value for metric in llm.get_metrics() if metric.name == "vllm:generation_tokens")
 

@@ -99,7 +99,7 @@ def test_parts_are_added_in_order_when_they_are_requested() -> None:
     assert coming.added == [0, 1]
 
 
-def test_what_is_read_between_two_parts_has_both_and_nothing_twice() -> None:
+def test_residual_state_adds_each_pending_part_once() -> None:
     coming = Coming()
     state = coming.state
     assert state.pending is not None
@@ -112,7 +112,7 @@ def test_what_is_read_between_two_parts_has_both_and_nothing_twice() -> None:
     assert coming.added == [0, 1]
 
 
-def test_a_state_without_a_pending_sum_is_what_it_was_made_of() -> None:
+def test_residual_state_is_unchanged_when_nothing_is_pending() -> None:
     residual, normed = torch.zeros((2, 3)), torch.ones((2, 3))
     for value in (None, normed):
         state = ResidualState(residual, value)

@@ -142,14 +142,14 @@ CASES: list[tuple[str, str, Read]] = [
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), CASES)
-def test_a_text_is_read_the_same_whatever_pieces_it_comes_in(name: str, text: str, expected: Read) -> None:
+def test_tool_calls_are_parsed_alike_for_any_pieces(name: str, text: str, expected: Read) -> None:
     formats = OutputFormats(tool_call_parser=name)
     for pieces in [[text], *cuts(text, seed=len(text), count=5)]:
         assert read_pieces(pieces, formats, TOOLS) == expected, pieces
 
 
 @pytest.mark.parametrize("name", [name for name, form in TOOL_FORMATS.items() if form.call_format.arguments == "json"])
-def test_a_call_that_a_grammar_would_allow_is_read_as_it_was_meant(name: str) -> None:
+def test_a_call_that_the_grammar_allows_is_parsed(name: str) -> None:
     form = TOOL_FORMATS[name].call_format
     calls = [
         f"{form.before_name}{name}{form.after_name}{arguments}{form.after_arguments}" for name, arguments in (ROME, ADD)
@@ -167,7 +167,7 @@ FRAGMENTS += ['"', "'", "\\", "\\u00e9", "1", "null", "<", ">", " ", "\n", "<thi
 
 @given(st.sampled_from(sorted(TOOL_FORMATS)), st.lists(st.sampled_from(FRAGMENTS), max_size=25), st.integers(0, 2**32))
 @settings(max_examples=300, deadline=None)
-def test_where_a_text_is_cut_changes_nothing(name: str, fragments: list[str], seed: int) -> None:
+def test_parsing_is_independent_of_where_text_is_cut(name: str, fragments: list[str], seed: int) -> None:
     formats = OutputFormats(tool_call_parser=name, reasoning_parser="qwen3")
     text = "".join(fragments)
     whole = read_pieces([text], formats, TOOLS)
@@ -179,7 +179,7 @@ def test_where_a_text_is_cut_changes_nothing(name: str, fragments: list[str], se
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-def test_no_text_is_lost_where_nothing_is_a_call(name: str) -> None:
+def test_no_text_is_lost_when_nothing_is_a_call(name: str) -> None:
     """Pieces of every format's markers, in an order that means nothing."""
     text = "".join(f"{mark} x{index}" for index, mark in enumerate(MARKS)) + ' ! {"a": [1}, [b(, <function=c>'
     read = read_pieces([text], OutputFormats(tool_call_parser=name), TOOLS)
@@ -187,7 +187,7 @@ def test_no_text_is_lost_where_nothing_is_a_call(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "form"), [("hermes", r"call_[a-zA-Z0-9]{24}"), ("mistral", r"[a-zA-Z0-9]{9}")])
-def test_ids_of_calls_differ_and_have_the_form_that_templates_take(name: str, form: str) -> None:
+def test_tool_call_ids_are_unique_and_valid_for_templates(name: str, form: str) -> None:
     style = TOOL_FORMATS[name].call_format
     call = f"{style.before_name}add{style.after_name}{{}}{style.after_arguments}"
     text = style.calls_begin + style.separator.join([call] * 3) + style.calls_end

@@ -70,18 +70,18 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_text_is_read_the_same_whatever_pieces_it_comes_in(name: str) -> None:
+def test_tool_calls_are_parsed_alike_for_any_pieces(name: str) -> None:
     text, expected = CASES[name]
     assert read_pieces([text], FORMATS) == expected
     for pieces in cuts(text, seed=len(name)):
         assert read_pieces(pieces, FORMATS) == expected, pieces
 
 
-def test_where_a_call_is_required_the_beginning_of_one_is_no_answer() -> None:
+def test_a_partial_call_is_not_content_when_a_call_is_required() -> None:
     for choice in ("required", "named"):
         parser = FormatParser(FORMATS, msgspec.convert({"tools": TOOLS, "tool_choice": choice}, OutputParsing))
         assert parser.push(CALL[:25]) + parser.finish() == []
 
 
-def test_without_tools_calls_are_text() -> None:
+def test_calls_are_text_when_there_are_no_tools() -> None:
     assert read_pieces([f"a\n{CALL}\n"], FORMATS, tools=()) == Read(f"a\n{CALL}\n")

@@ -22,7 +22,7 @@ def pushed(pieces: list[str]) -> str:
 
 
 @given(json_values, st.booleans(), st.randoms())
-def test_json_passes_as_it_is_however_it_is_cut(value: object, ascii_only: bool, random: object) -> None:
+def test_json_text_is_unchanged_for_any_pieces(value: object, ascii_only: bool, random: object) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only, indent=2)
     assert pushed([text]) == text == pushed(list(text))
 

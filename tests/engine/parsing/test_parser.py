@@ -8,7 +8,7 @@ from mini_infer_web.api_errors import ApiError
 TOOLS = (Tool("f"),)
 
 
-def test_tools_are_refused_where_nobody_can_read_their_calls() -> None:
+def test_tools_are_refused_when_no_tool_call_parser_is_set() -> None:
     check_parsing(OutputFormats(), OutputParsing())
     with pytest.raises(ApiError, match="--tool-call-parser") as caught:
         check_parsing(OutputFormats(), OutputParsing(tools=TOOLS))
@@ -23,13 +23,13 @@ def test_tool_calls_are_refused_when_automatic_choice_is_off() -> None:
     assert caught.value.param == "tool_choice"
 
 
-def test_markers_are_those_of_what_is_read() -> None:
+def test_markers_are_those_of_the_active_parsers() -> None:
     formats = OutputFormats(tool_call_parser="mistral", reasoning_parser="mistral")
     assert markers(formats, OutputParsing()) == ("[THINK]", "[/THINK]")
     assert "[TOOL_CALLS]" in markers(formats, OutputParsing(tools=TOOLS))
 
 
-def test_an_answer_without_markers_comes_as_it_is_and_at_once() -> None:
+def test_text_without_markers_is_emitted_at_once() -> None:
     formats = OutputFormats(tool_call_parser="hermes", reasoning_parser="qwen3")
     parser = FormatParser(formats, OutputParsing())
     assert [parser.push(piece) for piece in ("Hello ", "\n", "<tool_call>")] == [

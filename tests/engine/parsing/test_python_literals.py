@@ -23,11 +23,11 @@ CASES = {
 
 
 @pytest.mark.parametrize(("text", "expected"), CASES.items())
-def test_python_literals_are_returned_as_json(text: str, expected: str) -> None:
+def test_python_literals_are_converted_to_json(text: str, expected: str) -> None:
     assert as_json(text) == expected
     json.loads(expected)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "1" * 100_000, "(" * 5000 + ")" * 5000, "{'a':" * 3000])
-def test_nothing_is_too_deep_or_too_long(text: str) -> None:
+def test_deep_and_long_python_literals_are_converted(text: str) -> None:
     assert json.loads(as_json(text)) == text

@@ -49,7 +49,7 @@ CALLS_IN_THINKING = {
 
 
 @pytest.mark.parametrize("name", CALLS_IN_THINKING)
-def test_a_call_ends_the_thinking_that_the_model_did_not_end(name: str) -> None:
+def test_a_tool_call_ends_unfinished_thinking(name: str) -> None:
     """As Qwen's models do now and then; vLLM reads it so, too."""
     calls, text, expected = CALLS_IN_THINKING[name]
     formats = OutputFormats(reasoning_parser="qwen3", tool_call_parser=calls)
@@ -57,19 +57,19 @@ def test_a_call_ends_the_thinking_that_the_model_did_not_end(name: str) -> None:
         assert read_pieces(pieces, formats, prompt_end=OPEN) == expected, pieces
 
 
-def test_without_tools_nothing_within_thinking_is_a_call() -> None:
+def test_a_call_within_thinking_is_text_when_there_are_no_tools() -> None:
     formats = OutputFormats(reasoning_parser="qwen3", tool_call_parser="hermes")
     assert read_pieces([HERMES_CALL], formats, (), OPEN) == Read(reasoning=HERMES_CALL)
 
 
-def test_a_parser_knows_from_the_beginning_whether_it_reads_thinking() -> None:
+def test_the_parser_starts_in_reasoning_when_the_prompt_opened_it() -> None:
     parser = FormatParser(FORMATS, OutputParsing(), OPEN)
     assert parser.is_reasoning
     parser.push("Well.</think>")
     assert not parser.is_reasoning
 
 
-def test_a_message_that_is_continued_may_have_opened_its_thinking() -> None:
+def test_the_parser_starts_in_reasoning_when_a_continued_message_opened_it() -> None:
     for continued, inside in (("<think>\nWe", True), ("<think>\nWell.\n</think>\n\nYe", False), ("Yes", False)):
         parser = FormatParser(FORMATS, OutputParsing(continued_text=continued), "assistant\n" + continued)
         assert parser.is_reasoning == inside

@@ -33,11 +33,11 @@ TEMPLATES = {
 
 
 @pytest.mark.parametrize(("template", "name"), TEMPLATES.items())
-def test_a_template_shows_how_its_model_calls_tools(template: str, name: str | None) -> None:
+def test_the_tool_call_parser_is_detected_from_the_template(template: str, name: str | None) -> None:
     assert output_formats([template]).tool_call_parser == name
 
 
-def test_a_template_shows_how_its_model_thinks() -> None:
+def test_the_reasoning_parser_is_detected_from_the_template() -> None:
     assert output_formats(["content.split('</think>')"]).reasoning_parser == "qwen3"
     assert output_formats(["[THINK] ... [/THINK]"]).reasoning_parser == "mistral"
     assert output_formats(["plain", "templates"]).reasoning_parser is None
@@ -47,12 +47,12 @@ def formats(templates: list[str], calls: str = AUTO, reasoning: str = AUTO) -> O
     return output_formats(templates, ParserChoice(tool_call_parser=calls, reasoning_parser=reasoning))
 
 
-def test_options_name_what_there_is() -> None:
+def test_parser_options_list_all_parsers() -> None:
     assert set(get_args(ToolCallParser)) == {AUTO, NONE, *TOOL_FORMATS}
     assert set(get_args(ReasoningParser)) == {AUTO, NONE, *REASONING_FORMATS}
 
 
-def test_names_go_before_what_templates_show() -> None:
+def test_named_parsers_override_the_template() -> None:
     requested = formats(["<tool_call> </think>"], "mistral", "none")
     assert (requested.tool_call_parser, requested.reasoning_parser) == ("mistral", None)
     for name in TOOL_FORMATS:

@@ -137,7 +137,7 @@ WRITERS = {
 
 @pytest.mark.parametrize("calls", ANY_CALLS, ids=lambda calls: "+".join(name for name, _ in calls))
 @pytest.mark.parametrize("writer", WRITERS, ids=lambda writer: writer.__name__)
-def test_calls_are_found_whatever_pieces_they_come_in(writer: Any, calls: Calls) -> None:
+def test_calls_are_parsed_as_by_vllm_for_any_pieces(writer: Any, calls: Calls) -> None:
     formats = OutputFormats(tool_call_parser=WRITERS[writer])
     text = writer(calls)
     for pieces in [[text], list(text), *cuts(text, seed=len(text), count=3)[1::7]]:
@@ -147,7 +147,7 @@ def test_calls_are_found_whatever_pieces_they_come_in(writer: Any, calls: Calls)
 
 
 @pytest.mark.parametrize("writer", WRITERS, ids=lambda writer: writer.__name__)
-def test_text_before_calls_is_the_answer(writer: Any) -> None:
+def test_text_before_calls_is_content(writer: Any) -> None:
     text = "Let me check the weather." + writer([_FIND])
     read = read_pieces([text], OutputFormats(tool_call_parser=WRITERS[writer]), TOOLS)
     assert (read.content, len(read.calls)) == ("Let me check the weather.", 1)
@@ -165,7 +165,7 @@ def test_text_before_calls_is_the_answer(writer: Any) -> None:
         "",
     ],
 )
-def test_what_is_no_call_is_the_answer(name: str, text: str) -> None:
+def test_text_is_content_when_it_is_no_call(name: str, text: str) -> None:
     for pieces in ([text], list(text)):
         read = read_pieces(pieces, OutputFormats(tool_call_parser=name), TOOLS)
         assert (read.content, read.calls) == (text, ())
@@ -204,7 +204,7 @@ CODER: dict[str, tuple[str, Calls]] = {
 
 
 @pytest.mark.parametrize("name", CODER)
-def test_calls_as_qwen3_coder_writes_them(name: str) -> None:
+def test_calls_of_qwen3_coder_are_parsed(name: str) -> None:
     text, calls = CODER[name]
     formats = OutputFormats(tool_call_parser="qwen3_coder")
     for pieces in [[text], list(text), *cuts(text, seed=1, count=3)]:

@@ -23,7 +23,7 @@ def inputs(count: int, columns: int, *, seed: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("columns", "group"), [(256, 128), (200, 128), (96, 32)])
-def test_products_come_nearer_than_by_rounding_to_the_nearest(columns: int, group: int) -> None:
+def test_gptq_has_less_error_than_rounding_to_nearest(columns: int, group: int) -> None:
     weight = torch.randn(24, columns, generator=torch.Generator().manual_seed(1))
     seen, other = inputs(600, columns, seed=2), inputs(300, columns, seed=3)
     made = gptq_groups(weight, seen.t() @ seen, group)
@@ -37,7 +37,7 @@ def test_products_come_nearer_than_by_rounding_to_the_nearest(columns: int, grou
     assert error < 0.6 * nearest
 
 
-def test_coordinate_descent_makes_no_row_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coordinate_descent_increases_no_rows_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scales are chosen before, so that integers are all that differs; the error is that of the damped sums."""
     weight = torch.randn(24, 256, generator=torch.Generator().manual_seed(1))
     seen, other = inputs(600, 256, seed=2), inputs(300, 256, seed=3)
@@ -52,7 +52,7 @@ def test_coordinate_descent_makes_no_row_worse(monkeypatch: pytest.MonkeyPatch) 
     assert float((other @ descended.t()).square().sum()) < float((other @ plain.t()).square().sum())
 
 
-def test_columns_that_others_can_make_up_for_matter_less_to_a_groups_range(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_ranges_weigh_columns_less_when_others_can_compensate(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = torch.randn(400, 64, generator=torch.Generator().manual_seed(2))
     seen[:, 7] = seen[:, 9]  # either weight can do for both
     weights: list[torch.Tensor] = []
@@ -68,7 +68,7 @@ def test_columns_that_others_can_make_up_for_matter_less_to_a_groups_range(monke
     assert float(importance[[7, 9]].max()) < 0.5 * float(apart.min())
 
 
-def test_a_weight_makes_up_for_what_earlier_rounding_did_to_its_inputs() -> None:
+def test_gptq_compensates_for_the_drift_of_its_inputs() -> None:
     """Where their drift can be told from the inputs, products come nearer to those of the inputs as they were."""
     weight = torch.randn(24, 256, generator=torch.Generator().manual_seed(1))
     turned = torch.eye(256) + 0.02 * torch.randn(256, 256, generator=torch.Generator().manual_seed(4))
@@ -85,20 +85,20 @@ def test_a_weight_makes_up_for_what_earlier_rounding_did_to_its_inputs() -> None
     assert torch.equal(unchanged[0], without[0])
 
 
-def test_few_tokens_say_little_about_a_drift() -> None:
+def test_drift_compensation_is_weaker_with_few_tokens() -> None:
     assert propagation(16_384, 256) == pytest.approx(0.5, rel=0.02)
     assert propagation(16_384, 3_584) == pytest.approx(0.39, rel=0.01)
     assert propagation(16_384, 18_944) == 0
 
 
-def test_sums_that_are_no_numbers_are_rounded_without_compensation() -> None:
+def test_gptq_rounds_to_nearest_when_the_hessian_is_not_finite() -> None:
     weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
     broken = torch.full((64, 64), float("inf"))
     made = widened(*gptq_groups(weight, broken, 32, broken), 32)
     assert torch.equal(made, widened(*gptq_groups(weight, torch.eye(64), 32), 32))
 
 
-def test_columns_that_no_input_uses_change_nothing() -> None:
+def test_gptq_ignores_columns_without_inputs() -> None:
     weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
     seen = inputs(100, 64, seed=2)
     seen[:, 10:20] = 0
@@ -108,7 +108,7 @@ def test_columns_that_no_input_uses_change_nothing() -> None:
     assert not widened(*constant, 32).any()
 
 
-def test_a_group_is_clipped_where_that_lowers_the_error() -> None:
+def test_a_groups_range_is_clipped_when_that_lowers_the_error() -> None:
     part = torch.cat((torch.linspace(-1, 1, 127), torch.tensor([20.0]))).view(1, 128)
     ignored = torch.ones(128)
     ignored[-1] = 1e-6

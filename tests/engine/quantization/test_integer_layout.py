@@ -58,7 +58,7 @@ def _kept(layer: Linear) -> Tensor:
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("by_columns", [False, True])
 @pytest.mark.parametrize("form", FORMATS)
-def test_weights_of_the_ranks_are_the_weight(form: str, by_columns: bool, size: int) -> None:
+def test_ranks_integer_weights_make_up_the_whole_weight(form: str, by_columns: bool, size: int) -> None:
     stored, exact = quantized(torch.randn(ROWS, COLUMNS), FORMATS[form], 0)
     layers = [_rank(form, TensorParallel(rank, size), by_columns=by_columns) for rank in range(size)]
     for layer in layers:
@@ -69,7 +69,7 @@ def test_weights_of_the_ranks_are_the_weight(form: str, by_columns: bool, size: 
 
 @pytest.mark.parametrize(("size", "together"), [(2, 64), (4, 32)])  # one group and a half each, or three quarters
 @pytest.mark.parametrize("form", ["gptq", "awq", "w4a16", "w4a16-asymmetric"])
-def test_groups_that_ranks_cut_are_smaller_ones(form: str, size: int, together: int) -> None:
+def test_groups_are_made_smaller_when_ranks_would_cut_them(form: str, size: int, together: int) -> None:
     columns = 128 * 3
     assert columns // size % 128
     config = FORMATS[form] | {"group_size": 128}
@@ -90,7 +90,7 @@ def test_groups_that_ranks_cut_are_smaller_ones(form: str, size: int, together: 
 
 @pytest.mark.parametrize("by_columns", [False, True])
 @pytest.mark.parametrize("form", FORMATS)
-def test_integers_are_read_by_one_rank_each(form: str, by_columns: bool) -> None:
+def test_each_rank_reads_only_its_integers(form: str, by_columns: bool) -> None:
     stored, _ = quantized(torch.randn(ROWS, COLUMNS), FORMATS[form], 0)
     reads = [_load(_rank(form, TensorParallel(rank, 4), by_columns=by_columns), stored) for rank in range(4)]
     integers = next(name for name in ("qweight", "weight_packed", "weight") if name in stored)
@@ -98,7 +98,7 @@ def test_integers_are_read_by_one_rank_each(form: str, by_columns: bool) -> None
 
 
 @pytest.mark.parametrize("form", ["gptq", "awq", "w4a16", "w4a16-asymmetric", "gptq-v2"])
-def test_a_rank_has_scales_of_its_own_groups_in_the_form_of_kernels(form: str) -> None:
+def test_a_rank_has_the_scales_of_its_groups_in_the_kernels_layout(form: str) -> None:
     stored, _ = quantized(torch.randn(ROWS, COLUMNS), FORMATS[form], 0)
     layer = _rank(form, TensorParallel(1, 2), by_columns=True)
     _load(layer, stored)
@@ -109,7 +109,7 @@ def test_a_rank_has_scales_of_its_own_groups_in_the_form_of_kernels(form: str) -
     assert weight.scales.shape == (ROWS, COLUMNS // 32 // 2)
 
 
-def test_act_order_that_keeps_groups_together_is_read_by_kernels() -> None:
+def test_act_order_with_static_groups_is_read_by_kernels() -> None:
     """As GPTQ's static groups are: each rank's columns are of groups of its own."""
     stored, exact = quantized(torch.randn(ROWS, COLUMNS), FORMATS["gptq"], 0)
     for rank in range(2):

@@ -16,13 +16,13 @@ def made(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(40, 64, generator=dice), norm.to(dtype), torch.randn(48, 64, generator=dice) / 8
 
 
-def test_divisors_share_the_difficulty_equally() -> None:
+def test_smoothing_divisors_balance_activations_and_weights() -> None:
     activations, weights = torch.tensor([16.0, 1.0, 0.0, 4.0]), torch.tensor([1.0, 4.0, 1.0, 0.0])
     assert smoothing_divisors(activations, weights).tolist() == [4.0, 0.5, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_product_stays_what_it_was(dtype: torch.dtype) -> None:
+def test_smoothing_keeps_the_product(dtype: torch.dtype) -> None:
     rows, norm, weight = made(dtype)
     norm[7] = 0
     maxima = (rows * norm.float()).abs().amax(0)
@@ -32,7 +32,7 @@ def test_the_product_stays_what_it_was(dtype: torch.dtype) -> None:
     assert (rows.double() * divided.double() @ scaled.double().t() - exact).abs().max() < 1e-4
 
 
-def test_operands_round_with_less_error() -> None:
+def test_smoothed_operands_have_less_quantisation_error() -> None:
     rows, norm, weight = made()
     exact = (rows * norm) @ weight.t()
 

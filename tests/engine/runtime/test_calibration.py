@@ -25,7 +25,7 @@ GEMMA = {"head_dim": 16, "sliding_window": 9, "attn_logit_softcapping": 2.0}
 @pytest.mark.parametrize(
     ("architecture", "changes"), [("qwen3", {}), ("gemma2", GEMMA), ("mistral", {"sliding_window": 7})]
 )
-def test_layers_without_pages_are_those_of_passes(
+def test_calibration_layers_equal_those_of_paged_passes(
     architecture: str, changes: dict[str, object], tmp_path: Path
 ) -> None:
     reference = save_tiny_model(tmp_path, architecture, **changes)
@@ -43,7 +43,7 @@ def test_layers_without_pages_are_those_of_passes(
     assert calibrates(model)
 
 
-def test_a_model_without_a_tokenizer_is_rounded_to_the_nearest(
+def test_weights_are_rounded_to_nearest_when_there_is_no_tokenizer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_tiny_model(tmp_path, "qwen3")
@@ -55,7 +55,7 @@ def test_a_model_without_a_tokenizer_is_rounded_to_the_nearest(
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "olmo2"])
-def test_products_are_rounded_for_what_the_rounded_ones_before_them_make(
+def test_gptq_uses_the_inputs_of_the_quantised_model(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sums that GPTQ gets are those of the finished model's inputs, and of how the unquantised model's differ."""
@@ -97,7 +97,7 @@ def read_by_products(model: DecoderModel, rows: torch.Tensor) -> list[torch.Tens
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "olmo2"])
-def test_smoothed_weights_and_norms_make_the_same_products(
+def test_smoothing_weights_and_norms_keeps_the_logits(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rounding left out, logits stay; norms of olmo2 stand behind products, and keep their weights."""
@@ -127,7 +127,9 @@ def test_smoothed_weights_and_norms_make_the_same_products(
 
 
 @pytest.mark.parametrize(("kind", "least"), [("int4", 0.96), ("w8a8-int8", 0.99)])
-def test_the_demo_model_keeps_its_answers(kind: str, least: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_model_keeps_its_answers_when_quantised(
+    kind: str, least: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The likeliest token, teacher-forced, over what the assistant says in chats whose phrasings it never saw.
 
     A quarter of the texts is enough for this model, and for its layers to be rounded in a quarter of the time.

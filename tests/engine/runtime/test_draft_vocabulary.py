@@ -15,7 +15,9 @@ TOKEN_IDS = torch.tensor([0, 3, 77, 150, 198])
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("reads_rows", [False, True])
-def test_logits_of_some_tokens(tmp_path: Path, tied: bool, reads_rows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draft_logits_of_a_part_of_the_vocabulary(
+    tmp_path: Path, tied: bool, reads_rows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From their rows of the output matrix, and from all logits where the matrix is not in the model's dtype."""
     monkeypatch.setattr("mini_infer_engine.layers.linear.blocked_weight", lambda _: None)
     save_tiny_model(tmp_path, "qwen3", tie_word_embeddings=tied)

@@ -60,7 +60,7 @@ def naive(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int,
 
 @pytest.mark.parametrize("most_bytes", [0, 10**9], ids=["gathered", "copied"])
 @pytest.mark.parametrize("window", [None, 5, 40])
-def test_torch_attention_equals_the_definition_and_writes_only_its_tokens(
+def test_torch_attention_equals_its_definition_and_writes_only_its_tokens(
     window: int | None, most_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mini_infer_engine.runtime.attention.running_copy.MOST_BYTES", most_bytes)
@@ -93,7 +93,7 @@ def test_torch_attention_equals_the_definition_and_writes_only_its_tokens(
     assert torch.equal(pool.pages, before)
 
 
-def test_a_page_copy_takes_the_first_tokens_of_all_layers_and_nothing_else() -> None:
+def test_a_page_copy_copies_only_the_first_tokens_of_all_layers() -> None:
     pool = KVPool(SPEC, 4, CPU)
     pool.pages.normal_()
     before = pool.pages.clone()
@@ -103,7 +103,7 @@ def test_a_page_copy_takes_the_first_tokens_of_all_layers_and_nothing_else() -> 
     assert torch.equal(pool.pages, before)
 
 
-def test_swapped_pages_come_back_after_others_have_used_theirs() -> None:
+def test_swapped_pages_are_restored_after_others_used_their_place() -> None:
     """What leaves is read before what comes back, and that before copies on the device."""
     pool = KVPool(SPEC, 4, CPU, num_host_pages=2)
     pool.pages.normal_()
@@ -119,7 +119,7 @@ def test_swapped_pages_come_back_after_others_have_used_theirs() -> None:
     assert not torch.equal(pool.host_pages[1], second.flatten())
 
 
-def test_a_new_pool_is_zero_and_one_page_larger_than_promised() -> None:
+def test_a_new_kv_pool_is_zero_and_has_a_null_page() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         pool = KVPool(KVSpec(2, 32, 2, 8, dtype), 5, CPU)
         assert pool.pages.shape == (6, 2, 2, 32, 2, 8)

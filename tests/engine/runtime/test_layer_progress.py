@@ -13,7 +13,7 @@ from mini_infer_engine.runtime.model_runner import make_runner
 from tests.support.tiny_models import save_tiny_model, tiny_runner
 
 
-def test_a_pass_on_a_cpu_counts_its_layers(tmp_path) -> None:  # type: ignore[no-untyped-def]  # pytest's folder
+def test_a_cpu_pass_reports_layer_progress(tmp_path) -> None:  # type: ignore[no-untyped-def]  # pytest's folder
     save_tiny_model(tmp_path, "qwen3")
     settings = tiny_runner(tmp_path).settings
     runner = make_runner(settings, read_config(tmp_path), tmp_path, TorchExecutor, reports_layers=True)
@@ -29,7 +29,7 @@ def test_a_pass_on_a_cpu_counts_its_layers(tmp_path) -> None:  # type: ignore[no
 
 
 @pytest.mark.parametrize("last", [0, 2**31 - 3])
-def test_layers_of_a_pass_are_done_once_it_or_a_later_one_has_computed_them(last: int) -> None:
+def test_layer_progress_is_done_when_the_pass_or_a_later_one_computed_it(last: int) -> None:
     counters = LayerCounters(3, torch.device("cpu"))
     counters._last = last
     counters._newest.fill_(last)

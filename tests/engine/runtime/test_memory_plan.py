@@ -32,7 +32,7 @@ def plan(monkeypatch: pytest.MonkeyPatch, needs: _Needs, share: float = 0.8) -> 
 
 
 @pytest.mark.parametrize("name", ["state", "peak", "graphs"])
-def test_whatever_else_takes_memory_takes_it_from_the_pages(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_memory_plan_subtracts_all_other_needs_from_the_pages(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     alone = plan(monkeypatch, _Needs(0, 0, 0))
     assert (alone.num_pages + 1) * PAGE == 0.8 * TOTAL - WEIGHTS, "with the null page"
     beside = plan(monkeypatch, _Needs(0, 0, 0)._replace(**{name: 150_000}))
@@ -40,7 +40,7 @@ def test_whatever_else_takes_memory_takes_it_from_the_pages(monkeypatch: pytest.
     assert getattr(beside, name) == 150_000
 
 
-def test_at_a_high_share_nothing_is_left_over_for_graphs_and_nothing_is_missing(
+def test_memory_plan_fits_pool_and_graphs_at_full_utilisation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Graphs are captured after the pool is made: both together fit the device."""

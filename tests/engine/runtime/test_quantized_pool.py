@@ -49,7 +49,7 @@ def read(pool: QuantizedKVPool) -> torch.Tensor:
 
 @pytest.mark.parametrize(("kind", "error"), [(FP8, 2**-4), (INT8, 0.51 / 127)])
 @pytest.mark.parametrize("size", [1e-20, 1e-3, 1.0, 3e4])
-def test_rounding_errs_within_the_format(kind: KVQuantization, error: float, size: float) -> None:
+def test_kv_quantisation_error_is_within_the_format(kind: KVQuantization, error: float, size: float) -> None:
     """Of e4m3 half a step of three bits; of integers half a step of the largest element, which scales enlarge a bit."""
     torch.manual_seed(0)
     x = torch.randn(200, 3, 64) * size
@@ -67,7 +67,7 @@ def test_rounding_errs_within_the_format(kind: KVQuantization, error: float, siz
 
 
 @KINDS
-def test_pages_take_half_the_bytes_and_two_a_token_and_head(kind: KVQuantization) -> None:
+def test_quantised_pages_take_half_the_bytes_plus_scales(kind: KVQuantization) -> None:
     spec = KVSpec(28, 128, 4, 128, torch.bfloat16, quantization=kind)
     plain = KVSpec(28, 128, 4, 128, torch.bfloat16)
     assert spec.page_bytes == plain.page_bytes // 2 + 28 * 2 * 128 * 4 * 2
@@ -83,7 +83,7 @@ def test_pages_take_half_the_bytes_and_two_a_token_and_head(kind: KVQuantization
 @KINDS
 @pytest.mark.parametrize("most_bytes", [0, 10**9], ids=["gathered", "copied"])
 @pytest.mark.parametrize("window", [None, 5])
-def test_attention_is_that_over_rounded_keys_and_values(
+def test_attention_equals_that_over_quantised_keys_and_values(
     window: int | None, most_bytes: int, kind: KVQuantization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of the same pass among them: a chunk sees its own tokens as later ones will."""
@@ -116,7 +116,7 @@ def test_attention_is_that_over_rounded_keys_and_values(
 
 
 @KINDS
-def test_copied_and_swapped_pages_bring_their_scales(kind: KVQuantization) -> None:
+def test_copied_and_swapped_pages_keep_their_scales(kind: KVQuantization) -> None:
     pool = pool_of(kind, 4, num_host_pages=2)
     before = read(pool)
     pool.transfer(Transfers(copies=[PageCopy(0, 2, 5)]))
@@ -129,7 +129,7 @@ def test_copied_and_swapped_pages_bring_their_scales(kind: KVQuantization) -> No
 
 
 @KINDS
-def test_chunks_change_nothing(tmp_path: Path, kind: KVQuantization) -> None:
+def test_logits_are_unchanged_by_chunks_with_quantised_kv(tmp_path: Path, kind: KVQuantization) -> None:
     """A model's logits of one prompt, whole and in chunks that end within pages, are the same.
 
     Sums of fp32 differ by their order, and where that changes a rounded element some logits show it.
@@ -149,7 +149,7 @@ def test_chunks_change_nothing(tmp_path: Path, kind: KVQuantization) -> None:
     assert (chunked - whole).abs().mean() < 0.05 * (plain - whole).abs().mean()
 
 
-def test_a_kv_cache_dtype_is_chosen_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kv_cache_dtype_is_chosen_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(name: str, checkpoint: str | None = None, device: str = "cpu", **settings: Any) -> KVQuantization | None:
         model, heads = settings.pop("architecture", "LlamaForCausalLM"), settings.pop("heads", {})
         requested = EngineSettings(model="m", kv_cache_dtype=name, **settings)  # type: ignore[arg-type]  # any name
@@ -170,7 +170,7 @@ def test_a_kv_cache_dtype_is_chosen_or_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("kind", [None, FP8], ids=["plain", "fp8"])
-def test_a_shared_pool_is_what_others_map(kind: KVQuantization | None) -> None:
+def test_a_shared_kv_pool_is_mapped_by_others(kind: KVQuantization | None) -> None:
     spec = replace(spec_of(FP8), quantization=kind)
     pool = make_pool(spec, 3, CPU, is_shared=True)
     pool.storage.view(torch.uint8)[2] = 7

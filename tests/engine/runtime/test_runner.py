@@ -71,7 +71,7 @@ def test_sampled_text_is_equal_when_batches_and_chunks_differ(runner: ModelRunne
     assert [text[1] for text in texts[1:]] == alone[1][:5]
 
 
-def test_a_new_sequence_in_an_old_slot_sees_nothing_of_the_one_before(runner: ModelRunner) -> None:
+def test_a_new_sequence_is_unaffected_by_the_previous_one_in_its_slot(runner: ModelRunner) -> None:
     """The worst case for anything that is kept from pass to pass: same slot, same pages, and just the next position."""
     other = [token + 1 for token in PROMPT] + [9]
     table = [5, 3]
@@ -86,7 +86,7 @@ def test_a_new_sequence_in_an_old_slot_sees_nothing_of_the_one_before(runner: Mo
 
 
 @pytest.mark.parametrize("most_bytes", [0, 10**9])
-def test_sequences_that_come_and_go_decode_as_they_would_alone(
+def test_sequences_decode_as_alone_when_others_come_and_go(
     most_bytes: int, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mini_infer_engine.runtime.attention.running_copy.MOST_BYTES", most_bytes)
@@ -112,7 +112,7 @@ def test_sequences_that_come_and_go_decode_as_they_would_alone(
         assert text == expected[: len(text)]
 
 
-def test_tokens_from_the_host_and_from_the_device_mix(runner: ModelRunner) -> None:
+def test_a_pass_mixes_tokens_from_host_and_device(runner: ModelRunner) -> None:
     first, second = generate(runner, 0, GREEDY, 2, 0)
     dealer = PageDealer(runner)
     tables = [dealer.table(30), dealer.table(30)]
@@ -122,12 +122,12 @@ def test_tokens_from_the_host_and_from_the_device_mix(runner: ModelRunner) -> No
     assert sampled(runner.collect(runner.launch(Batch([known, decode(1, 21, tables[1], 1)], 2)))) == [second, second]
 
 
-def test_a_pass_that_samples_nothing_says_so(runner: ModelRunner) -> None:
+def test_a_pass_returns_none_when_it_samples_nothing(runner: ModelRunner) -> None:
     rows = [chunk(0, PROMPT, 0, 10, [0]), chunk(1, PROMPT, 0, 5, [1])]
     assert sampled(runner.collect(runner.launch(Batch(rows, 0)))) == [None, None]
 
 
-def test_the_pool_is_as_large_as_the_setting_allows(model: tuple[Path, Any]) -> None:
+def test_the_kv_pool_is_as_large_as_kv_cache_memory_allows(model: tuple[Path, Any]) -> None:
     runner = tiny_runner(model[0], kv_cache_memory=1_000_000, max_model_len=300)
     assert runner.pool.pages.nbytes <= 1_000_000 < runner.pool.pages.nbytes + runner.pool.spec.page_bytes
     assert runner.max_model_len == 300
@@ -145,7 +145,7 @@ def test_the_pool_is_as_large_as_the_setting_allows(model: tuple[Path, Any]) -> 
         ({"page_size": 24}, ["page_size = 24", "16"]),
     ],
 )
-def test_settings_that_cannot_work_are_refused(
+def test_a_runner_refuses_settings_that_cannot_work(
     settings: dict[str, Any], words: list[str], model: tuple[Path, Any]
 ) -> None:
     with pytest.raises(ModelError) as raised:
@@ -155,7 +155,7 @@ def test_settings_that_cannot_work_are_refused(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
-def test_cuda_is_refused_without_a_gpu(model: tuple[Path, Any]) -> None:
+def test_cuda_is_refused_when_there_is_no_gpu(model: tuple[Path, Any]) -> None:
     with pytest.raises(ModelError, match="torch sees no GPU"):
         tiny_runner(model[0], device="cuda")
 
@@ -166,13 +166,13 @@ def test_the_context_is_cut_to_the_pool_only_when_it_was_not_configured() -> Non
     assert fit_context(100, 4096, 10_000) == 100
 
 
-def test_a_runner_loads_from_settings_alone(model: tuple[Path, Any]) -> None:
+def test_a_runner_is_loaded_from_settings_alone(model: tuple[Path, Any]) -> None:
     runner = load_runner(EngineSettings(model=str(model[0]), device="cpu", kv_cache_memory=1_000_000))
     assert runner.worker.dtype == torch.float32
     assert runner.config.eos_token_ids == (2,)
 
 
-def test_a_backend_that_cannot_run_here_is_refused_with_the_reason() -> None:
+def test_an_attention_backend_is_refused_with_the_reason_when_it_cannot_run() -> None:
     for name in ("flash", "triton"):
         with pytest.raises(ModelError, match=f"attention_backend = '{name}'"):
             executor_class(EngineSettings(model="x", attention_backend=name), "cpu")
@@ -180,7 +180,7 @@ def test_a_backend_that_cannot_run_here_is_refused_with_the_reason() -> None:
     assert executor_class(EngineSettings(model="x", attention_backend="torch"), "cuda") is TorchExecutor
 
 
-def test_a_token_that_the_host_knows_is_used_in_a_chunk_of_one_and_in_a_decode_row(runner: ModelRunner) -> None:
+def test_a_token_known_to_the_host_is_used_in_chunks_and_decode_rows(runner: ModelRunner) -> None:
     table = PageDealer(runner).table(30)
     expected = generate(runner, 0, GREEDY, 3, 0)
     sampled(runner.collect(runner.launch(Batch([chunk(1, PROMPT, 0, 21, table)], 0))))
@@ -190,7 +190,7 @@ def test_a_token_that_the_host_knows_is_used_in_a_chunk_of_one_and_in_a_decode_r
         assert sampled(runner.collect(runner.launch(Batch([row], num_decodes)))) == expected[1:2]
 
 
-def test_passes_that_read_the_devices_tokens_refuse_rows_that_bring_their_own() -> None:
+def test_passes_reading_device_tokens_refuse_rows_with_host_tokens() -> None:
     rows = [decode(3, 21, [0, 1], 1), decode(1, 5, [2], 1)]
     assert continued_slots(rows) == [3, 1]
     with pytest.raises(AssertionError, match="count 1"):

@@ -8,14 +8,14 @@ from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.sampling.parameters import DEVICE_FORMAT, DEVICE_PARAMETERS, PARAMETERS, out_of_range
 
 
-def test_the_table_has_every_parameter_once_with_a_default_that_is_allowed() -> None:
+def test_the_parameter_table_has_every_sampling_parameter_with_an_allowed_default() -> None:
     names = [row.name for row in PARAMETERS]
     assert sorted(names) == sorted(SamplingParams.__struct_fields__)
     assert out_of_range(SamplingParams()) is None
 
 
 @pytest.mark.parametrize("row", [row for row in PARAMETERS if row.allowed is not None], ids=lambda row: row.name)
-def test_a_range_allows_its_ends_and_nothing_beyond(row: Any) -> None:
+def test_a_parameters_range_includes_its_ends_only(row: Any) -> None:
     low, high = row.allowed.low, row.allowed.high
     allowed = [low + 0.5] if row.allowed.above else [low]
     beyond = [low if row.allowed.above else low - 1, math.nan, math.inf, -math.inf]
@@ -31,7 +31,7 @@ def test_a_range_allows_its_ends_and_nothing_beyond(row: Any) -> None:
         assert found[1].startswith(f"{row.name} is {value}; it must be ")
 
 
-def test_a_slots_packet_holds_what_the_kernel_reads() -> None:
+def test_a_slots_packet_has_the_fields_that_the_kernel_reads() -> None:
     """`STATE_FIELDS` of the update kernel: inverse temperature, top-k, top-p, min-p, eight bytes each."""
     params = SamplingParams(temperature=0.5, top_k=-1, top_p=0.9, min_p=0.1)
     packed = struct.pack(f"<{DEVICE_FORMAT}", *[form.value(getattr(params, name)) for name, form in DEVICE_PARAMETERS])

@@ -44,7 +44,7 @@ def penalised(logits: list[float], prompt: list[int], output: list[int], changes
     return result
 
 
-def test_what_becomes_of_logits() -> None:
+def test_penalties_change_logits_by_their_definition() -> None:
     penalties = Penalties(3, 8, CPU)
     changes = {"repetition_penalty": 2.0, "presence_penalty": 0.5, "frequency_penalty": 0.25}
     penalties.begin(first_row(2, [1, 4, 4, 6], outputs=2, **changes))
@@ -58,7 +58,7 @@ def test_what_becomes_of_logits() -> None:
     assert penalties.applied(torch.full((1, 8), -torch.inf), [2]).max() == -torch.inf
 
 
-def test_slots_that_ask_for_none_cost_nothing() -> None:
+def test_penalties_do_nothing_for_slots_without_them() -> None:
     penalties = Penalties(2, 8, CPU)
     penalties.begin(first_row(1, [3]))
     logits = torch.ones(2, 8)
@@ -68,7 +68,7 @@ def test_slots_that_ask_for_none_cost_nothing() -> None:
     assert not penalties.counts.any()
 
 
-def test_the_next_in_a_slot_is_not_penalised_for_the_one_before() -> None:
+def test_a_new_sequence_is_not_penalised_for_the_previous_one_in_its_slot() -> None:
     penalties = Penalties(1, 8, CPU)
     penalties.begin(first_row(0, [3], repetition_penalty=2.0))
     penalties.begin(first_row(0, [4], repetition_penalty=2.0))
@@ -123,7 +123,7 @@ def expected(saved: tuple[Path, Any]) -> list[list[int]]:
     ],
     ids=["one step ahead", "no step ahead", "chunked", "preempted"],
 )
-def test_greedy_texts_are_those_of_the_definition(
+def test_greedy_text_with_penalties_equals_the_definition(
     saved: tuple[Path, Any], expected: list[list[int]], settings: dict[str, Any]
 ) -> None:
     keywords = {"max_model_len": 256, "kv_cache_memory": 32_000_000} | settings
@@ -139,7 +139,7 @@ def test_greedy_texts_are_those_of_the_definition(
     assert bool(llm._engine.stats().preemptions) == ("kv_cache_memory" in settings)
 
 
-def test_the_repetition_penalty_is_that_of_transformers(saved: tuple[Path, Any], expected: list[list[int]]) -> None:
+def test_repetition_penalty_equals_transformers(saved: tuple[Path, Any], expected: list[list[int]]) -> None:
     model = saved[1]
     model.generation_config.eos_token_id = None
     for prompt, text in zip(PROMPTS, expected[:: len(PENALTIES)], strict=True):
@@ -162,7 +162,7 @@ def test_the_repetition_penalty_is_that_of_transformers(saved: tuple[Path, Any],
         ("frequency_penalty", float("nan")),
     ],
 )
-def test_strengths_out_of_range_are_named(name: str, value: float) -> None:
+def test_penalties_out_of_range_are_named(name: str, value: float) -> None:
     with pytest.raises(ParameterError, match=name) as caught:
         check_sampling(SamplingParams(**{name: value}), VOCABULARY, has_text=True)
     assert caught.value.param == name

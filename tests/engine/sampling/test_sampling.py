@@ -62,7 +62,7 @@ PARAMS = [
 
 
 @pytest.mark.parametrize("params", PARAMS, ids=str)
-def test_exactly_the_allowed_tokens_are_ever_chosen(params: dict[str, Any]) -> None:
+def test_sampling_chooses_exactly_the_allowed_tokens(params: dict[str, Any]) -> None:
     # Spread so little that each allowed token is chosen within the draws.
     logits = [random.Random(token).uniform(-1, 1) for token in range(24)]
     rows = [row(seed, 1, **params) for seed in range(4000)]
@@ -73,7 +73,7 @@ def test_exactly_the_allowed_tokens_are_ever_chosen(params: dict[str, Any]) -> N
     assert likely <= chosen <= expected
 
 
-def test_frequencies_are_the_softmax_by_chi_square() -> None:
+def test_sampled_frequencies_follow_the_softmax() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0, 0.2]])
     draws = 40_000
     for temperature in (1.0, 2.5):
@@ -87,7 +87,7 @@ def test_frequencies_are_the_softmax_by_chi_square() -> None:
             assert chi_square(counts, expected) < 24.3, counts  # 99.9 % of the distribution with 7 degrees of freedom
 
 
-def test_draws_from_a_large_vocabulary_are_the_softmax_and_independent_by_chi_square() -> None:
+def test_draws_from_a_large_vocabulary_follow_the_softmax_independently() -> None:
     """5000 tokens are many groups, the last shorter. Seeds and positions follow each other, as they do in service."""
     vocabulary, draws = 5000, 20_000
     logits = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(3)) * 2
@@ -120,7 +120,7 @@ def most_chi_square(degrees: int) -> float:
 
 
 @pytest.mark.parametrize("vocabulary", [1, 8, 100, 1024, 1025, 8191, 8193, 20_000])
-def test_every_token_of_any_vocabulary_can_be_chosen(vocabulary: int) -> None:
+def test_every_token_of_any_vocabulary_can_be_sampled(vocabulary: int) -> None:
     """Each of them once is the only likely one: the groups leave none out and name none twice."""
     tokens = sorted({0, vocabulary // 3, vocabulary // 2, vocabulary - 2, vocabulary - 1} - {-1})
     logits = torch.full((len(tokens), vocabulary), -math.inf)
@@ -128,7 +128,7 @@ def test_every_token_of_any_vocabulary_can_be_chosen(vocabulary: int) -> None:
     assert choose(logits, [row(seed) for seed in range(len(tokens))]) == tokens
 
 
-def test_noise_is_exponential_and_uncorrelated_between_neighbours() -> None:
+def test_sampling_noise_is_exponential_and_uncorrelated() -> None:
     keys = torch.tensor([[noise_key(1, 0)], [noise_key(1, 1)], [noise_key(2, 0)]])
     noise = exponential_noise(keys, 200_000).double()
     assert noise.min() > 0
@@ -138,18 +138,18 @@ def test_noise_is_exponential_and_uncorrelated_between_neighbours() -> None:
         assert abs(torch.corrcoef(torch.stack((first, second)))[0, 1]) < 0.01
 
 
-def test_noise_bits_never_change() -> None:
+def test_sampling_noise_bits_are_pinned() -> None:
     """Pinned: a seed that a client keeps must give the same text in the next release."""
     assert [noise_key(seed, index) for seed, index in ((0, 0), (1, 7), (2**63 - 1, 4096))] == NOISE_KEYS
     assert exponential_noise(torch.tensor([[NOISE_KEYS[1]]]), 3)[0].tolist() == pytest.approx(NOISE_VALUES, rel=1e-6)
 
 
-def test_the_largest_noise_is_finite() -> None:
+def test_the_largest_sampling_noise_is_finite() -> None:
     """This key's first hash is all ones: its token must not lose to none at all."""
     assert exponential_noise(torch.tensor([[-3487469807577879104]]), 1).item() == pytest.approx(24 * math.log(2))
 
 
-def test_a_choice_depends_on_nothing_but_its_own_row() -> None:
+def test_a_sampled_token_depends_only_on_its_own_row() -> None:
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn(len(PARAMS), 300, generator=generator) * 3
     rows = [row(seed * 77, seed, (seed, 250), **params) for seed, params in enumerate(PARAMS)]
@@ -160,7 +160,7 @@ def test_a_choice_depends_on_nothing_but_its_own_row() -> None:
     assert choose(logits[order], [rows[index] for index in order]) == [together[index] for index in order]
 
 
-def test_greedy_is_the_argmax_and_mixes_with_random_rows() -> None:
+def test_greedy_rows_choose_the_argmax_beside_random_rows() -> None:
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(1))
     best = logits.argmax(-1).tolist()
     assert choose(logits, [row(temperature=0.0)] * 3) == best
@@ -168,7 +168,7 @@ def test_greedy_is_the_argmax_and_mixes_with_random_rows() -> None:
     assert [mixed[0], mixed[2]] == [best[0], best[2]]
 
 
-def test_suppressed_tokens_are_not_chosen_and_logits_stay_as_they_were() -> None:
+def test_suppressed_tokens_are_not_sampled_and_logits_are_unchanged() -> None:
     logits = torch.tensor([[9.0, 8.0, 1.0], [9.0, 8.0, 1.0]])
     before = logits.clone()
     rows = [row(suppressed=(0,), temperature=0.0), row(temperature=0.0)]

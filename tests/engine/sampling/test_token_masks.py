@@ -6,7 +6,7 @@ from mini_infer_engine.core.grammars.matcher import mask_of
 from mini_infer_engine.sampling.token_masks import apply_token_masks
 
 
-def test_a_masked_row_keeps_what_its_mask_allows_and_others_keep_all() -> None:
+def test_a_token_mask_applies_to_its_row_only() -> None:
     vocab_size = 70  # no multiple of a word
     logits = torch.arange(3.0 * vocab_size).view(3, vocab_size)
     before = logits.clone()
@@ -18,7 +18,7 @@ def test_a_masked_row_keeps_what_its_mask_allows_and_others_keep_all() -> None:
     assert torch.equal(logits[1, [0, 31, 32, 69]], before[1, [0, 31, 32, 69]])
 
 
-def test_a_row_has_a_mask_for_each_place_behind_its_guesses() -> None:
+def test_a_row_has_a_token_mask_for_each_draft_position() -> None:
     logits = torch.zeros(4, 40)
     bits = np.stack([mask_of([token], 40) for token in (3, 5, 7)])
     apply_token_masks(logits, TokenMasks([1, 1, 2], bits, [0, 1, 0]), [(0, 0), (1, 0), (1, 1), (2, 0)])

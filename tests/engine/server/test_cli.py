@@ -15,13 +15,13 @@ from mini_infer_engine.server.flags import byte_size, options_from
 from tests.engine.server.dry_server import ROOT
 
 
-def test_every_setting_has_a_flag_with_the_same_default() -> None:
+def test_every_engine_setting_has_a_flag_with_the_same_default() -> None:
     parsed = settings_from(make_parser().parse_args(["--model", "m"]))
     assert parsed == EngineSettings(model="m")
     assert options_from(make_parser().parse_args([]), ServerOptions) == ServerOptions()
 
 
-def test_the_model_is_named_by_place_or_by_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_model_is_given_by_position_or_by_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert make_parser().parse_args(["demo", "--port", "0"]).MODEL == "demo"
     for wrong in (["one", "--model", "two"], []):
         with pytest.raises(SystemExit):
@@ -31,7 +31,7 @@ def test_the_model_is_named_by_place_or_by_flag(capsys: pytest.CaptureFixture[st
         assert "mini-infer-serve: error:" in reported
 
 
-def test_help_tells_meaning_unit_and_default_of_every_flag() -> None:
+def test_help_gives_meaning_unit_and_default_of_every_flag() -> None:
     for action in make_parser()._actions:
         if action.dest in ("help", "version"):
             continue
@@ -51,7 +51,7 @@ def test_the_flag_is_named_when_an_option_is_wrong(capsys: pytest.CaptureFixture
     assert "error: --speculative-method is head, which needs" in capsys.readouterr().err
 
 
-def test_flags_become_settings() -> None:
+def test_server_flags_become_settings() -> None:
     flags = "--model m --served-model-name a b --kv-cache-memory 512MiB --no-enable-prefix-caching --step-depth 0"
     settings = settings_from(make_parser().parse_args(flags.split()))
     assert settings.served_model_name == ("a", "b")
@@ -60,7 +60,7 @@ def test_flags_become_settings() -> None:
     assert settings.step_depth == 0
 
 
-def test_mechanisms_are_switched_off_by_names_that_help_describes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_disable_accepts_the_mechanisms_that_help_lists(capsys: pytest.CaptureFixture[str]) -> None:
     parser = make_parser()
     assert settings_from(parser.parse_args(["--model", "m", "--disable", "pdl,split_kv"])).disable == (
         "pdl",
@@ -81,14 +81,14 @@ def test_mechanisms_are_switched_off_by_names_that_help_describes(capsys: pytest
     ("text", "size"),
     [("2GB", 2 * 10**9), ("512MiB", 2**29), ("1.5g", 15 * 10**8), ("1024", 1024), ("4 KiB", 4096), ("7b", 7)],
 )
-def test_sizes(text: str, size: int) -> None:
+def test_byte_sizes_are_parsed(text: str, size: int) -> None:
     assert byte_size(text) == size
 
 
 @pytest.mark.parametrize(
     ("text", "tokens"), [("8k", 8000), ("25.6k", 25_600), ("8K", 8192), ("1M", 2**20), ("4096", 4096), ("auto", None)]
 )
-def test_tokens_are_counted_as_vllm_counts_them(text: str, tokens: int | None) -> None:
+def test_max_model_len_accepts_vllms_suffixes(text: str, tokens: int | None) -> None:
     assert settings_from(make_parser().parse_args(["--model", "m", "--max-model-len", text])).max_model_len == tokens
 
 
@@ -117,14 +117,14 @@ def test_a_text_is_refused_when_it_is_no_size(text: str) -> None:
         ["--model", "m", "--disable", "pdl,magic"],
     ],
 )
-def test_wrong_flags_are_errors(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_server_exits_with_2_when_a_flag_is_invalid(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(flags)
     assert caught.value.code == 2
     assert "mini-infer-serve: error:" in capsys.readouterr().err
 
 
-def test_the_version_is_the_projects_and_comes_with_the_kernels_that_run_here(
+def test_version_prints_project_version_and_active_kernels(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -137,7 +137,7 @@ def test_the_version_is_the_projects_and_comes_with_the_kernels_that_run_here(
     assert kernels.startswith("kernels: ")
 
 
-def test_the_http_process_is_imported_without_numpy_and_torch() -> None:
+def test_the_http_process_imports_neither_numpy_nor_torch() -> None:
     """Both would be a noticeable part of its start."""
     imports = "import sys, mini_infer_engine.server.cli, mini_infer_engine.server.serve"
     code = f"{imports}; print(*{{'numpy', 'torch'}} & {{*sys.modules}})"

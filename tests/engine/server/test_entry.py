@@ -25,13 +25,13 @@ main()
 
 
 @pytest.mark.parametrize("module", ["mini_infer_engine.server.cli", "mini_infer_contract.engine_options"])
-def test_a_signal_while_modules_are_imported_ends_the_process(module: str) -> None:
+def test_the_process_ends_when_a_signal_arrives_during_import(module: str) -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM, module], capture_output=True, timeout=60, check=False)
     # An exit of its own: -15 would be the default action, which the first process of a container does not have.
     assert done.returncode == 143, done.stderr
 
 
-def test_a_signal_before_python_has_started_is_not_lost() -> None:
+def test_the_process_ends_when_a_signal_arrives_before_python_starts() -> None:
     """As the images start it: the first process of a container has no default action to end it."""
     images = (ROOT / "Dockerfile").read_text()
     assert images.count('ENTRYPOINT ["env", "--block-signal=TERM", "mini-infer-serve"]') == 2
@@ -47,6 +47,6 @@ def test_a_signal_before_python_has_started_is_not_lost() -> None:
         assert process.wait(timeout=60) == 143
 
 
-def test_the_command_starts_there() -> None:
+def test_the_console_script_starts_the_entry_module() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["scripts"]["mini-infer-serve"] == "mini_infer_engine.server.entry:main"

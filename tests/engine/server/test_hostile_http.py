@@ -33,7 +33,7 @@ def test_a_probe_is_answered_when_half_open_connections_take_all_places(server: 
         one.close()
 
 
-def test_failed_upgrades_are_answered_and_closed_with_one_line_in_the_log(server: DryServer) -> None:
+def test_a_failed_upgrade_is_answered_closed_and_logged_once(server: DryServer) -> None:
     for _ in range(100):
         with connect(server) as raw:
             raw.sendall(UPGRADE)
@@ -43,17 +43,17 @@ def test_failed_upgrades_are_answered_and_closed_with_one_line_in_the_log(server
     assert server.text_of_log.count("invalid_upgrade of 127.0.0.1") == 1
 
 
-def test_a_header_of_a_megabyte_gets_431(server: DryServer) -> None:
+def test_a_request_gets_431_when_a_header_has_a_megabyte(server: DryServer) -> None:
     response = httpx.get(server.url + "/healthz", headers={"x-long": "y" * (1 << 20)}, timeout=30)
     assert response.status_code == 431
 
 
-def test_another_host_gets_421(server: DryServer) -> None:
+def test_a_request_gets_421_when_its_host_is_not_allowed(server: DryServer) -> None:
     response = httpx.get(server.url + "/v1/models", headers={"host": "evil.example"})
     assert (response.status_code, response.json()["error"]["code"]) == (421, "host_not_allowed")
 
 
-def test_an_http_1_0_stream_has_no_chunks(server: DryServer) -> None:
+def test_a_stream_is_not_chunked_when_the_client_speaks_http_1_0(server: DryServer) -> None:
     body = b'{"model":"dry","prompt":"hello","max_tokens":5,"stream":true}'
     with connect(server) as raw:
         head = b"POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"

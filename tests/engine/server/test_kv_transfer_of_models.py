@@ -32,7 +32,7 @@ TRUSTING = ("--kv-transfer-trust", "clients")
         pytest.param("latents", "shm", marks=pytest.mark.features),
     ],
 )
-def test_a_model_says_the_same(model: str, transport: str, tmp_path: Path) -> None:
+def test_text_is_unchanged_when_kv_is_transferred_for_each_model(model: str, transport: str, tmp_path: Path) -> None:
     """One process and a group of two ranks: heads are dealt out on one way and put together on the other, latents are
     the same on all ranks."""
     architecture, changes = {"heads": ("qwen3", {}), "latents": ("deepseek_v2", DEEPSEEK)}[model]
@@ -61,7 +61,7 @@ def test_a_model_says_the_same(model: str, transport: str, tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_engines_of_two_dtypes_give_each_other_prompts() -> None:
+def test_kv_is_transferred_when_engines_have_two_dtypes() -> None:
     ports = [free_port(), free_port()]
     more_flags = ("--kv-cache-memory", "30MB", *TRUSTING)
     flags = [("demo", "--device", "cpu", *more_flags, "--transfer-port", str(port)) for port in ports]

@@ -46,7 +46,7 @@ def test_engine_lives_when_a_trusted_client_retains_prompt_after_prompt() -> Non
         assert text_of(side.complete(99))
 
 
-def test_retained_prompts_use_half_of_the_pool_at_most() -> None:
+def test_retained_prompts_use_at_most_half_of_the_pool() -> None:
     with Side(*TRUSTING, *SMALL) as side:
         for number in range(6):
             side.complete(number, **RETAIN)
@@ -125,7 +125,7 @@ def test_headers_that_name_an_engine_are_ignored_when_the_sender_is_not_trusted(
     assert KV_FALLBACK_HEADER not in answer.headers
 
 
-def test_neutral_kv_transfer_params_are_accepted_from_anybody(untrusting: Side) -> None:
+def test_neutral_kv_transfer_params_are_accepted_from_any_client(untrusting: Side) -> None:
     for neutral in (None, {}):
         answer = untrusting.client.post(PATH, json={"prompt": "x", "kv_transfer_params": neutral})
         assert answer.status_code == 200

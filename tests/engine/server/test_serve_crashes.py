@@ -31,7 +31,7 @@ def shows_a_crash(log: str) -> bool:
 
 
 @pytest.mark.parametrize("which", [("prover_pid", "core_pid"), ("process",)], ids="-".join)
-def test_a_server_whose_process_is_ended_by_sigsegv_shows_where(which: tuple[str, ...]) -> None:
+def test_a_server_prints_a_traceback_when_it_gets_sigsegv(which: tuple[str, ...]) -> None:
     with DryServer() as server:
         requested = {"prompt": "a", "max_tokens": 1, "structured_outputs": {"regex": "[a-z]"}}
         assert server.client.post("/v1/completions", json=requested).status_code == 200  # all of them have begun
@@ -53,7 +53,7 @@ def test_a_server_whose_process_is_ended_by_sigsegv_shows_where(which: tuple[str
         ("mini_infer_engine.distributed.rank_process", ["rank", "config"]),
     ],
 )
-def test_a_command_that_is_ended_by_sigsegv_shows_where(module: str, arguments: Sequence[str]) -> None:
+def test_a_command_prints_a_traceback_when_it_gets_sigsegv(module: str, arguments: Sequence[str]) -> None:
     program = _MAIN.format(module=module, arguments=list(arguments))
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment(), input=""

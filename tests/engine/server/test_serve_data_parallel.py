@@ -83,7 +83,7 @@ def server(ports: tuple[int, int]) -> Iterator[DryServer]:
         yield started
 
 
-def test_requests_spread_and_come_back_to_what_they_know(server: DryServer) -> None:
+def test_requests_spread_over_engines_and_return_to_their_cached_prefix(server: DryServer) -> None:
     before = by_engine(server, "vllm:prompt_tokens_total")
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: send_request(server, f"{number} " * 30, max_tokens=40), range(8)))
@@ -95,12 +95,12 @@ def test_requests_spread_and_come_back_to_what_they_know(server: DryServer) -> N
         assert usage["prompt_tokens_details"]["cached_tokens"] >= usage["prompt_tokens"] - 17
 
 
-def test_choices_of_a_request_may_be_at_several_engines_and_come_in_order(server: DryServer) -> None:
+def test_choices_are_in_order_when_several_engines_serve_a_request(server: DryServer) -> None:
     answer = send_request(server, ["abc", "defg", "hij"], n=2, max_tokens=3)  # type: ignore[arg-type]
     assert [choice["text"] for choice in answer["choices"]] == ["abc", "abc", "def", "def", "hij", "hij"]
 
 
-def test_who_leaves_is_forgotten_at_its_engine(server: DryServer) -> None:
+def test_a_request_is_aborted_at_its_engine_when_the_client_disconnects(server: DryServer) -> None:
     for number in range(4):
         body = {"model": "dry", "prompt": f"x{number}", "ignore_eos": True, "max_tokens": 900, "stream": True}
         with server.client.stream("POST", "/v1/completions", json=body) as response:
@@ -108,7 +108,7 @@ def test_who_leaves_is_forgotten_at_its_engine(server: DryServer) -> None:
     wait_until(lambda: sum(by_engine(server, "vllm:num_requests_running")) == 0)
 
 
-def test_a_gateway_sees_one_engine_that_holds_what_any_holds(server: DryServer, ports: tuple[int, int]) -> None:
+def test_events_of_all_data_parallel_engines_appear_as_one_cache(server: DryServer, ports: tuple[int, int]) -> None:
     listener = Listener(ports[0])
     sequence, chains = events.read_snapshot(server.client.get("/kv_snapshot").content)
     listener.stored = {name for chain in chains for name in chain.block_hashes}
@@ -137,7 +137,7 @@ def test_a_gateway_sees_one_engine_that_holds_what_any_holds(server: DryServer, 
         assert events.read_replay_reply(replay.recv_multipart()) is None
 
 
-def test_numbers_of_each_engine_have_its_label(server: DryServer) -> None:
+def test_metrics_have_a_label_for_each_engine(server: DryServer) -> None:
     for name in ("vllm:num_requests_running", "vllm:kv_cache_usage_perc", "vllm:time_to_first_token_seconds_count"):
         assert len(by_engine(server, name)) == 2
     first = by_engine(server, "vllm:time_to_first_token_seconds_count")
@@ -146,7 +146,7 @@ def test_numbers_of_each_engine_have_its_label(server: DryServer) -> None:
     assert "engine 1 ready" in server.text_of_log
 
 
-def test_four_engines_share_out_what_comes_and_one_answers_for_all() -> None:
+def test_four_data_parallel_engines_share_requests_behind_one_port() -> None:
     with DryServer("--data-parallel-size", "4", "--dry-run-step-ms", "5") as four:
         assert len(four.core_pids) == four.client.get("/readyz").json()["data_parallel_size"] == 4
         prompts = [f"{number} is said " * 20 for number in range(8)]
@@ -200,7 +200,7 @@ def test_the_end_of_an_engine_ends_the_server_when_the_others_have_finished() ->
         assert "engine 1: the core process has failed: it ended with status -9" in server.log[-1]
 
 
-def test_what_does_not_go_together_is_refused_by_name() -> None:
+def test_data_parallelism_is_refused_by_name_when_flags_conflict() -> None:
     for flags, reason in (
         (("--transfer-port", "5559"), "KV transfer needs --data-parallel-size 1"),
         (("--role", "decode"), "KV transfer needs --data-parallel-size 1"),
@@ -212,7 +212,7 @@ def test_what_does_not_go_together_is_refused_by_name() -> None:
         assert reason in ended.stderr
 
 
-def test_the_demo_model_says_what_it_says_alone_and_chats_stay_where_they_were() -> None:
+def test_text_equals_one_engines_when_data_parallel_engines_serve_the_demo_model() -> None:
     prompts = [f"def f{number}(values):\n    " for number in range(6)]
     alone = LLM("demo", device="cpu", kv_cache_memory=30_000_000)
     made = alone.generate(prompts, SamplingParams(temperature=0, max_tokens=16), use_tqdm=False)
@@ -237,7 +237,7 @@ def test_the_demo_model_says_what_it_says_alone_and_chats_stay_where_they_were()
             messages += [answer["choices"][0]["message"], {"role": "user", "content": f"And number {turn}?"}]
 
 
-def test_an_engine_that_cannot_start_ends_the_server_with_the_reason() -> None:
+def test_the_server_exits_with_the_reason_when_an_engine_cannot_start() -> None:
     command = serve_command("--dry-run", "--port", "0", "-dp", "2", "--page-size", "16", "--kv-cache-memory", "1")
     ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=HANG_S, check=False)
     assert ended.returncode == 1

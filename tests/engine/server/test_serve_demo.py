@@ -47,7 +47,7 @@ def stream(server: EngineServer, **fields: Any) -> tuple[str, str, dict[str, Any
 
 
 @pytest.mark.parametrize("fields", [GREEDY, RANDOM | {"seed": 5}, GREEDY | {"max_tokens": 7}])
-def test_a_stream_has_the_text_the_reason_and_the_usage_of_the_whole(
+def test_a_stream_has_text_finish_reason_and_usage_of_the_whole_answer(
     demo: EngineServer, fields: dict[str, Any]
 ) -> None:
     chat(demo, **fields)  # from here on as many tokens are cached for one as for the other
@@ -61,7 +61,7 @@ def test_a_stream_has_the_text_the_reason_and_the_usage_of_the_whole(
 
 
 @pytest.mark.parametrize("penalties", [{}, {"repetition_penalty": 3, "presence_penalty": 2, "frequency_penalty": 2}])
-def test_the_server_says_what_the_offline_api_says(demo: EngineServer, penalties: dict[str, float]) -> None:
+def test_the_servers_text_equals_that_of_the_offline_api(demo: EngineServer, penalties: dict[str, float]) -> None:
     llm = LLM("demo", device="cpu", dtype="float32", kv_cache_memory=64_000_000, max_model_len=CONTEXT_TOKENS)
     [offline] = llm.chat(MESSAGES, SamplingParams(temperature=0, max_tokens=60, **penalties), use_tqdm=False)
     online = chat(demo, **GREEDY, **penalties)
@@ -72,7 +72,7 @@ def test_the_server_says_what_the_offline_api_says(demo: EngineServer, penalties
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_stop_string_ends_the_text_before_it(demo: EngineServer, streams: bool) -> None:
+def test_text_ends_before_a_stop_string(demo: EngineServer, streams: bool) -> None:
     answer = chat(demo, **GREEDY)
     text = text_of(answer)
     stop = text[len(text) // 2 :][:5]
@@ -87,14 +87,14 @@ def test_a_stop_string_ends_the_text_before_it(demo: EngineServer, streams: bool
     assert usage["completion_tokens"] < answer["usage"]["completion_tokens"]
 
 
-def test_one_token_is_one_token(demo: EngineServer) -> None:
+def test_one_token_is_generated_when_max_tokens_is_one(demo: EngineServer) -> None:
     answer = chat(demo, temperature=0, max_tokens=1)
     assert answer["usage"]["completion_tokens"] == 1
     assert answer["choices"][0]["finish_reason"] == "length"
     assert text_of(chat(demo, **GREEDY)).startswith(text_of(answer))
 
 
-def test_a_seed_repeats_and_choices_of_one_request_differ(demo: EngineServer) -> None:
+def test_text_repeats_by_seed_and_choices_of_a_request_differ(demo: EngineServer) -> None:
     first, again, other = (text_of(chat(demo, **RANDOM, seed=seed)) for seed in (11, 11, 12))
     assert first == again != other
     several = chat(demo, **RANDOM, seed=11, n=3)
@@ -127,7 +127,9 @@ def test_a_seed_repeats_and_choices_of_one_request_differ(demo: EngineServer) ->
     ],
 )
 @pytest.mark.parametrize("streams", [False, True])
-def test_what_is_not_done_is_refused_in_openais_form(demo: EngineServer, fields: dict[str, Any], streams: bool) -> None:
+def test_an_unsupported_field_is_refused_in_openais_form(
+    demo: EngineServer, fields: dict[str, Any], streams: bool
+) -> None:
     response = post(demo, CHAT, messages=MESSAGES, stream=streams, **fields)
     assert response.status_code == 400
     error = response.json()["error"]
@@ -135,7 +137,7 @@ def test_what_is_not_done_is_refused_in_openais_form(demo: EngineServer, fields:
     assert (error["type"], error["param"]) == ("invalid_request_error", next(iter(fields)))
 
 
-def test_chats_and_completions_tell_log_probabilities_whole_and_in_a_stream(demo: EngineServer) -> None:
+def test_chats_and_completions_return_logprobs_with_and_without_stream(demo: EngineServer) -> None:
     llm = LLM("demo", device="cpu", dtype="float32", kv_cache_memory=64_000_000, max_model_len=CONTEXT_TOKENS)
     [offline] = llm.chat(MESSAGES, SamplingParams(temperature=0, max_tokens=20, logprobs=3), use_tqdm=False)
     expected = [
@@ -155,7 +157,7 @@ def test_chats_and_completions_tell_log_probabilities_whole_and_in_a_stream(demo
 
 
 @pytest.mark.parametrize("as_ids", [False, True])
-def test_an_echo_has_the_prompt_and_its_log_probabilities(demo: EngineServer, as_ids: bool) -> None:
+def test_echo_returns_the_prompt_and_its_logprobs(demo: EngineServer, as_ids: bool) -> None:
     text = "The function textwrap.dedent removes"
     ids = post(demo, "/tokenize", prompt=text).json()["tokens"]
     body = {"prompt": ids if as_ids else text, "temperature": 0, "echo": True, "logprobs": 1, "max_tokens": 4}
@@ -181,7 +183,7 @@ def test_an_echo_has_the_prompt_and_its_log_probabilities(demo: EngineServer, as
         assert [value for part in parts if part for value in part[name]] == logprobs[name]
 
 
-def test_biases_and_bans_change_what_is_chosen(demo: EngineServer) -> None:
+def test_logit_bias_and_bad_words_change_the_chosen_tokens(demo: EngineServer) -> None:
     message_part = chat(demo, temperature=0, max_tokens=5, return_token_ids=True)["choices"][0]["token_ids"]
     banned = chat(demo, temperature=0, max_tokens=5, return_token_ids=True, logit_bias={str(message_part[0]): -100})
     assert banned["choices"][0]["token_ids"][0] != message_part[0]
@@ -193,7 +195,7 @@ def test_biases_and_bans_change_what_is_chosen(demo: EngineServer) -> None:
     assert not text_of(chat(demo, temperature=0, max_tokens=20, bad_words=[word])).startswith(word)
 
 
-def test_a_prompts_log_probabilities_stand_beside_the_answer(demo: EngineServer) -> None:
+def test_prompt_logprobs_are_returned_beside_the_answer(demo: EngineServer) -> None:
     answer = chat(demo, temperature=0, max_tokens=1, prompt_logprobs=2)
     reported = answer["prompt_logprobs"]
     assert reported[0] is None
@@ -225,7 +227,7 @@ def test_both_lengths_are_reported_when_a_prompt_exceeds_the_context(demo: Engin
 @pytest.mark.parametrize(
     "prompt", [[4096], [5, -1], [2**40], [1.5], ["a", 5], [True], [[5], [4096]], [[5], []], 5, {"ids": [5]}]
 )
-def test_what_are_no_token_ids_is_refused(demo: EngineServer, prompt: object) -> None:
+def test_a_prompt_is_refused_when_it_has_invalid_token_ids(demo: EngineServer, prompt: object) -> None:
     response = post(demo, COMPLETIONS, prompt=prompt)
     error = response.json()["error"]
     assert (response.status_code, error["type"]) == (400, "invalid_request_error"), error
@@ -233,7 +235,7 @@ def test_what_are_no_token_ids_is_refused(demo: EngineServer, prompt: object) ->
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_client_that_leaves_gives_its_pages_back(demo: EngineServer, streams: bool) -> None:
+def test_kv_pages_are_freed_when_a_client_disconnects(demo: EngineServer, streams: bool) -> None:
     """What it asks for takes the engine tens of seconds, so that no client is too slow to leave in the middle of it."""
     requested = {"prompt": [7] * 100, "ignore_eos": True, "max_tokens": 400, "n": 128, "stream": streams}
     before = demo.metric("mini_infer_engine_generation_tokens_total")

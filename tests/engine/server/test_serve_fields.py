@@ -21,7 +21,7 @@ def complete(demo: EngineServer, path: str = "completions", status: int = 200, *
     return found
 
 
-def test_beams_are_choices_and_the_best_comes_first(demo: EngineServer) -> None:
+def test_beams_are_returned_as_choices_best_first(demo: EngineServer) -> None:
     found = complete(demo, n=4, use_beam_search=True, logprobs=1, max_tokens=10)
     choices = found["choices"]
     assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
@@ -35,7 +35,7 @@ def test_beams_are_choices_and_the_best_comes_first(demo: EngineServer) -> None:
     assert one["text"] == greedy["text"]
 
 
-def test_a_chat_has_beams_too(demo: EngineServer) -> None:
+def test_a_chat_returns_beams_as_choices(demo: EngineServer) -> None:
     found = complete(
         demo, "chat/completions", n=3, use_beam_search=True, length_penalty=0.0, early_stopping=True, max_tokens=40
     )
@@ -62,7 +62,9 @@ def test_a_chat_has_beams_too(demo: EngineServer) -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_does_not_go_with_beams_is_refused_by_name(demo: EngineServer, fields: dict[str, Any], param: str) -> None:
+def test_beam_search_is_refused_by_name_when_fields_conflict(
+    demo: EngineServer, fields: dict[str, Any], param: str
+) -> None:
     error = complete(demo, status=400, **fields)["error"]
     assert error["param"] == param
     assert param in error["message"]
@@ -119,7 +121,7 @@ def embed(demo: EngineServer, status: int = 200, **fields: Any) -> dict[str, Any
     return found
 
 
-def test_embeddings_of_one_and_several_in_both_encodings(demo: EngineServer) -> None:
+def test_embeddings_are_returned_as_float_and_base64(demo: EngineServer) -> None:
     ids = demo.client.post("/tokenize", json={"prompt": PROMPT}).json()["tokens"]
     one = embed(demo, input=PROMPT)
     assert one["object"] == "list"
@@ -156,7 +158,9 @@ def test_embeddings_of_one_and_several_in_both_encodings(demo: EngineServer) -> 
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_what_cannot_be_embedded_is_refused_by_name(demo: EngineServer, fields: dict[str, Any], param: str) -> None:
+def test_an_embedding_input_is_refused_by_name_when_it_is_invalid(
+    demo: EngineServer, fields: dict[str, Any], param: str
+) -> None:
     error = embed(demo, status=400, **fields)["error"]
     assert error["param"] == param
     assert "prompt" not in error["message"]

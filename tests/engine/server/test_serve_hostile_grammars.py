@@ -58,7 +58,7 @@ def refused(response: httpx.Response) -> str:
 
 @pytest.mark.parametrize("link", LINKS.values(), ids=LINKS)
 @pytest.mark.parametrize("length", [1000, 3000])
-def test_a_chain_of_definitions_is_refused_and_the_engine_lives(engine: DryServer, link: Any, length: int) -> None:
+def test_a_schema_is_refused_when_its_definitions_form_a_long_chain(engine: DryServer, link: Any, length: int) -> None:
     schema = chain(link, length)
     core = engine.core_pid
     definitions = {"$defs": schema["$defs"]}
@@ -87,7 +87,7 @@ def test_a_chain_of_definitions_is_refused_and_the_engine_lives(engine: DryServe
     ],
     ids=["rules", "terminals", "groups", "repetitions", "multipleOf", "properties", "pattern"],
 )  # fmt: skip
-def test_what_would_take_too_much_is_refused(engine: DryServer, fields: dict[str, Any]) -> None:
+def test_a_grammar_is_refused_when_it_needs_too_much_time_or_memory(engine: DryServer, fields: dict[str, Any]) -> None:
     started = engine.cpu_s
     assert "cannot be enforced" in refused(send_request(engine, **fields))
     first_s = engine.cpu_s - started
@@ -98,7 +98,7 @@ def test_what_would_take_too_much_is_refused(engine: DryServer, fields: dict[str
     assert engine.cpu_s - started < max(first_s, 5)
 
 
-def test_costly_schemas_beside_a_healthy_client_neither_hold_it_up_nor_grow_the_engine(engine: DryServer) -> None:
+def test_a_healthy_client_is_not_delayed_when_others_send_costly_schemas(engine: DryServer) -> None:
     """24 of them: at 9d998ffe each took 160 MB for good, and other structured requests waited for 45 s."""
     before = resident_bytes(engine)
     hostile: list[dict[str, Any]] = []
@@ -122,7 +122,7 @@ def test_costly_schemas_beside_a_healthy_client_neither_hold_it_up_nor_grow_the_
     assert resident_bytes(engine) - before < GROWTH_BYTES
 
 
-def test_a_worker_that_is_killed_costs_its_request_alone(engine: DryServer) -> None:
+def test_only_its_own_request_fails_when_a_grammar_worker_is_killed(engine: DryServer) -> None:
     ended = threading.Event()
 
     def kill() -> None:
@@ -144,7 +144,7 @@ def test_a_worker_that_is_killed_costs_its_request_alone(engine: DryServer) -> N
     assert send_request(engine, response_format=of_schema(HEALTHY | {"title": "another"})).status_code == 200
 
 
-def test_the_process_that_checks_grammars_is_started_anew(engine: DryServer) -> None:
+def test_the_grammar_process_is_restarted_when_it_is_killed(engine: DryServer) -> None:
     os.kill(engine.prover_pid, signal.SIGKILL)
     codes = [
         send_request(engine, response_format=of_schema(HEALTHY | {"title": str(index)})).status_code
@@ -156,7 +156,9 @@ def test_the_process_that_checks_grammars_is_started_anew(engine: DryServer) -> 
 
 @pytest.mark.parametrize("strict", [None, True, False])
 @pytest.mark.parametrize("name", ["path", "password", "int32", "uri-reference", "x" * 500])
-def test_formats_that_are_annotations_are_ignored(engine: DryServer, name: str, strict: bool | None) -> None:
+def test_a_schemas_format_is_ignored_when_it_is_an_annotation(
+    engine: DryServer, name: str, strict: bool | None
+) -> None:
     schema = {"type": "object", "properties": {"x": {"type": "string", "format": name, "maxLength": 5}}}
     schema |= {"required": ["x"], "additionalProperties": False}
     answer = send_request(engine, response_format=of_schema(schema, strict))
@@ -166,7 +168,7 @@ def test_formats_that_are_annotations_are_ignored(engine: DryServer, name: str, 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema=schemas())
-def test_random_schemas_are_served_or_refused(engine: DryServer, schema: dict[str, Any]) -> None:
+def test_random_schemas_are_served_or_refused_and_the_engine_lives(engine: DryServer, schema: dict[str, Any]) -> None:
     core = engine.core_pid
     answer = send_request(engine, response_format=of_schema(schema), max_tokens=20)
     assert answer.status_code in (200, 400), answer.text
@@ -176,7 +178,7 @@ def test_random_schemas_are_served_or_refused(engine: DryServer, schema: dict[st
     assert engine.core_pid == core
 
 
-def test_an_engine_does_not_grow_with_the_grammars_that_it_has_served(engine: DryServer) -> None:
+def test_engine_memory_is_flat_when_many_grammars_are_served(engine: DryServer) -> None:
     def serve(first: int, count: int) -> None:
         for index in range(first, first + count):
             pattern = f"^({'|'.join(f'{index}-{part}' for part in range(60))})$"

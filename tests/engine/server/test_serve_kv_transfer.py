@@ -54,7 +54,7 @@ def decode() -> Iterator[Side]:
         yield side
 
 
-def test_readyz_tells_role_and_transport(prefill: Side, decode: Side) -> None:
+def test_readyz_reports_role_and_transport(prefill: Side, decode: Side) -> None:
     answers = [side.client.get("/readyz").json() for side in (prefill, decode)]
     assert [one["role"] for one in answers] == ["prefill", "decode"]
     assert {one["kv_transport"] for one in answers} == {"nixl"}
@@ -64,7 +64,9 @@ def test_readyz_tells_role_and_transport(prefill: Side, decode: Side) -> None:
     "more",
     [{}, {"temperature": 1.0, "seed": 7}, {"stop": ["word"]}, {"n": 2, "temperature": 1, "seed": 3}, {"max_tokens": 1}],
 )
-def test_a_prompt_computed_elsewhere_gives_the_same_text(prefill: Side, decode: Side, more: dict[str, Any]) -> None:
+def test_text_is_unchanged_when_a_prompt_is_prefilled_elsewhere(
+    prefill: Side, decode: Side, more: dict[str, Any]
+) -> None:
     prompt, before = new_prompt(), decode.arrived
     own = send_request(decode, prompt, cache_salt="own", **more)
     answer = send_request(decode, prompt, {PREFILL_FROM_HEADER: prefill.address}, **more)
@@ -96,7 +98,7 @@ def settled_bytes(side: Side) -> float:
     return now
 
 
-def test_both_sides_hit_their_caches(prefill: Side, decode: Side) -> None:
+def test_both_engines_hit_their_prefix_cache_when_a_prompt_is_repeated(prefill: Side, decode: Side) -> None:
     prompt, longer = new_prompt(), " and more of it" * 8
     send_request(decode, prompt, {PREFILL_FROM_HEADER: prefill.address})
     sent_bytes = settled_bytes(prefill)
@@ -108,7 +110,7 @@ def test_both_sides_hit_their_caches(prefill: Side, decode: Side) -> None:
     assert hit["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(prompt) - 32
 
 
-def test_public_proxies_work(prefill: Side, decode: Side) -> None:
+def test_vllms_proxy_protocol_transfers_kv(prefill: Side, decode: Side) -> None:
     prompt = new_prompt()
     own, before = send_request(decode, prompt, cache_salt="own"), decode.arrived
     assert text_of(proxied(prefill, decode, prompt)) == text_of(own)
@@ -117,7 +119,7 @@ def test_public_proxies_work(prefill: Side, decode: Side) -> None:
     wait_until(decode.is_at_rest)
 
 
-def test_what_is_kept_is_given_once_and_only_for_its_own_prompt(prefill: Side, decode: Side) -> None:
+def test_retained_kv_is_sent_once_and_only_for_its_own_prompt(prefill: Side, decode: Side) -> None:
     wish = {"do_remote_decode": True}
     kept = new_prompt()
     params = send_request(prefill, kept, max_tokens=1, kv_transfer_params=wish)["kv_transfer_params"]
@@ -133,7 +135,7 @@ def test_what_is_kept_is_given_once_and_only_for_its_own_prompt(prefill: Side, d
     wait_until(prefill.is_at_rest)
 
 
-def test_a_prefix_is_fetched_from_a_peer_that_has_it(prefill: Side, decode: Side) -> None:
+def test_a_prefix_is_fetched_from_a_peer_when_it_has_it_cached(prefill: Side, decode: Side) -> None:
     prompt, before = new_prompt(), decode.arrived
     send_request(prefill, prompt)
     longer = prompt + " and a question about it"
@@ -146,7 +148,7 @@ def test_a_prefix_is_fetched_from_a_peer_that_has_it(prefill: Side, decode: Side
     wait_until(prefill.is_at_rest)
 
 
-def test_nobody_there_is_a_fallback(decode: Side) -> None:
+def test_the_prompt_is_computed_locally_when_the_peer_is_unreachable(decode: Side) -> None:
     before = decode.fallbacks()
     prompt = new_prompt()
     answer = send_request(decode, prompt, {PREFILL_FROM_HEADER: f"tcp://127.0.0.1:{free_port()}"})
@@ -155,13 +157,13 @@ def test_nobody_there_is_a_fallback(decode: Side) -> None:
     wait_until(decode.is_at_rest)
 
 
-def test_an_address_that_is_none_is_a_400(decode: Side) -> None:
+def test_a_request_gets_400_when_the_peers_address_is_invalid(decode: Side) -> None:
     answer = decode.client.post(PATH, json={"prompt": "x"}, headers={PREFILL_FROM_HEADER: "http://there"})
     assert answer.status_code == 400
     assert PREFILL_FROM_HEADER in answer.text
 
 
-def test_a_role_is_switched_without_loading_again(prefill: Side, decode: Side) -> None:
+def test_a_role_is_switched_without_reloading_weights(prefill: Side, decode: Side) -> None:
     core = prefill.core_pid
     try:
         assert prefill.client.post("/role", json={"role": "decode"}).json()["role"] == "decode"
@@ -188,7 +190,7 @@ def throttled() -> Iterator[Side]:
         yield side
 
 
-def test_a_bandwidth_is_kept_and_nothing_else_changes(throttled: Side, decode: Side) -> None:
+def test_the_configured_bandwidth_is_respected(throttled: Side, decode: Side) -> None:
     """The first transfer is slow, too: what is not known yet is waited for, and late only after the time limit."""
     sent_bytes = 'mini_infer_engine_kv_transfer_bytes_total{direction="given"}'
     prompt, before, begin = new_prompt(300), decode.labelled(RECEIVED), time.monotonic()
@@ -201,7 +203,7 @@ def test_a_bandwidth_is_kept_and_nothing_else_changes(throttled: Side, decode: S
     assert text_of(answer) == text_of(send_request(decode, prompt, cache_salt="own"))
 
 
-def test_a_role_needs_a_transfer_port() -> None:
+def test_a_role_switch_is_refused_when_there_is_no_transfer_port() -> None:
     with DryServer() as alone:
         answer = alone.client.post("/role", json={"role": "prefill"})
         assert answer.status_code == 409
@@ -211,7 +213,7 @@ def test_a_role_needs_a_transfer_port() -> None:
         )  # it computes it itself
 
 
-def test_other_weights_are_refused(decode: Side, tmp_path: Any) -> None:
+def test_a_transfer_is_refused_when_the_weights_differ(decode: Side, tmp_path: Any) -> None:
     script = tmp_path / "script.json"
     script.write_text('[{"when": "x", "say": "y"}]')
     with Side("prefill", "--dry-run-script", str(script)) as other:
@@ -223,7 +225,7 @@ def test_other_weights_are_refused(decode: Side, tmp_path: Any) -> None:
         assert other.labelled('mini_infer_engine_kv_transfers_total{direction="given"}') == 0
 
 
-def test_page_sizes_may_differ(throttled: Side, decode: Side) -> None:
+def test_kv_is_transferred_when_page_sizes_differ(throttled: Side, decode: Side) -> None:
     prompt, before = new_prompt(), decode.arrived
     own = send_request(decode, prompt, cache_salt="own")
     assert text_of(send_request(decode, prompt, {PREFILL_FROM_HEADER: throttled.address})) == text_of(own)
@@ -231,7 +233,7 @@ def test_page_sizes_may_differ(throttled: Side, decode: Side) -> None:
     wait_until(throttled.is_at_rest)
 
 
-def test_without_fall_back_the_request_ends_with_the_reason() -> None:
+def test_a_request_fails_with_the_reason_when_fallback_is_off() -> None:
     with Side("decode", "--no-kv-transfer-fallback") as strict:
         headers = {PREFILL_FROM_HEADER: f"tcp://127.0.0.1:{free_port()}"}
         answer = strict.client.post(PATH, json={"prompt": new_prompt(), "max_tokens": 4}, headers=headers)
@@ -250,7 +252,7 @@ def slow() -> Iterator[tuple[Side, Side]]:
         yield prefill, decode
 
 
-def test_a_client_that_leaves_frees_both_sides(slow: tuple[Side, Side]) -> None:
+def test_both_engines_free_their_pages_when_the_client_disconnects(slow: tuple[Side, Side]) -> None:
     prefill, decode = slow
     send_request(decode, new_prompt(), {PREFILL_FROM_HEADER: prefill.address})
     for pause_s in (0.0, 0.02, 0.1, 0.2):
@@ -292,7 +294,7 @@ def test_what_runs_ends_as_it_has_begun_when_roles_are_switched(slow: tuple[Side
     wait_until(prefill.is_at_rest)
 
 
-def test_what_nobody_comes_for_is_let_go(slow: tuple[Side, Side]) -> None:
+def test_retained_kv_is_freed_when_its_lease_expires(slow: tuple[Side, Side]) -> None:
     prefill, expired = slow[0], "mini_infer_engine_kv_transfer_expired_leases_total"
     before = prefill.metric(expired)
     answer = send_request(prefill, new_prompt(), max_tokens=1, kv_transfer_params={"do_remote_decode": True})
@@ -307,7 +309,7 @@ def slow_pair(seed: int, *flags: str) -> Pair:
     return Pair(random.Random(seed), lambda role, port: Side(role, *flags, port=port), within_s=0.4)
 
 
-def test_a_side_that_dies_or_stops_costs_time_and_nothing_else() -> None:
+def test_text_is_right_when_the_prefill_engine_dies_or_hangs() -> None:
     disturb(slow_pair(2), 2, hows=("kill prefill", "hold up the link"))
 
 
@@ -321,7 +323,7 @@ OTHER_TRANSPORTS = pytest.mark.parametrize("otherwise", ["nixl-host", "shm"], in
 @pytest.mark.timeout(0)
 @pytest.mark.skipif("TRANSFER_DISTURBANCES" not in os.environ, reason="takes minutes: TRANSFER_DISTURBANCES=200")
 @pytest.mark.parametrize("flags", [(), STAGED, SHARED], ids=["direct", "staged", "shared"])
-def test_two_hundred_times(flags: tuple[str, ...]) -> None:
+def test_text_is_right_after_many_disturbances(flags: tuple[str, ...]) -> None:
     disturb(slow_pair(time.time_ns(), *flags), int(os.environ["TRANSFER_DISTURBANCES"]))
 
 
@@ -334,7 +336,7 @@ def otherwise(request: pytest.FixtureRequest) -> Iterator[tuple[str, Side, Side]
 
 
 @OTHER_TRANSPORTS
-def test_the_configured_transport_is_reported(otherwise: tuple[str, Side, Side]) -> None:
+def test_readyz_and_metrics_report_the_configured_transport(otherwise: tuple[str, Side, Side]) -> None:
     requested_kind, *sides = otherwise
     assert {side.client.get("/readyz").json()["kv_transport"] for side in sides} == {requested_kind}
     series = f'mini_infer_engine_kv_transfer_info{{role="decode",transport="{requested_kind}"}}'
@@ -342,7 +344,7 @@ def test_the_configured_transport_is_reported(otherwise: tuple[str, Side, Side])
 
 
 @OTHER_TRANSPORTS
-def test_prompts_come_whole_by_other_ways(otherwise: tuple[str, Side, Side]) -> None:
+def test_prompts_are_transferred_by_other_transports(otherwise: tuple[str, Side, Side]) -> None:
     _, prefill, decode = otherwise
     prompts = [new_prompt(words) for words in (1, 60, 300, 300, 300, 300)]
     own, before = asyncio.run(send_all(decode, prompts)), decode.arrived
@@ -354,7 +356,7 @@ def test_prompts_come_whole_by_other_ways(otherwise: tuple[str, Side, Side]) -> 
 
 
 @OTHER_TRANSPORTS
-def test_what_is_kept_or_cached_is_read_by_other_ways(otherwise: tuple[str, Side, Side]) -> None:
+def test_retained_and_cached_kv_is_read_by_other_transports(otherwise: tuple[str, Side, Side]) -> None:
     _, prefill, decode = otherwise
     prompt, cached = new_prompt(200), new_prompt(200)
     own, before = send_request(decode, prompt, cache_salt="own"), decode.arrived
@@ -370,7 +372,7 @@ def test_what_is_kept_or_cached_is_read_by_other_ways(otherwise: tuple[str, Side
 
 
 @OTHER_TRANSPORTS
-def test_another_transport_is_refused(otherwise: tuple[str, Side, Side], decode: Side) -> None:
+def test_a_transfer_is_refused_when_the_transports_differ(otherwise: tuple[str, Side, Side], decode: Side) -> None:
     before, prompt = decode.fallbacks("refused"), new_prompt()
     assert text_of(send_request(decode, prompt, {PREFILL_FROM_HEADER: otherwise[1].address}))
     wait_until(lambda: decode.fallbacks("refused") == before + 1)
@@ -385,14 +387,14 @@ def test_another_transport_is_refused(otherwise: tuple[str, Side, Side], decode:
     ],
     ids=["staged", "shared"],
 )
-def test_a_side_that_dies_or_stops_meanwhile_costs_time_and_nothing_else(
+def test_text_is_right_when_an_engine_dies_or_hangs_with_other_transports(
     flags: tuple[str, ...], hows: tuple[str, ...]
 ) -> None:
     """Each way of Pair.HOWS is tried with one transport; TRANSFER_DISTURBANCES tries all with all."""
     disturb(slow_pair(3, *flags), 2, hows=hows)
 
 
-def test_memory_of_a_prefill_engine_that_has_died_is_let_go() -> None:
+def test_shared_memory_is_unmapped_when_the_prefill_engine_has_died() -> None:
     def shared_pools(side: Side) -> int:
         with open(f"/proc/{side.core_pid}/maps", encoding="utf-8") as maps:
             return len({line.split()[-2] for line in maps if "/memfd:kv-" in line})

@@ -96,7 +96,7 @@ def lasting(events_port: str) -> Iterator[DryServer]:
         yield server
 
 
-def test_draining_finishes_what_runs_and_sends_the_rest_away() -> None:
+def test_draining_finishes_running_requests_and_refuses_new_ones() -> None:
     with DryServer(*SLOW) as server:
         with blocked_requests(server, 2) as requests:
             assert server.client.post("/drain").json() == {"draining": True, "running": 2}
@@ -111,7 +111,7 @@ def test_draining_finishes_what_runs_and_sends_the_rest_away() -> None:
         assert server.client.get("/drain").json() == {"draining": True, "running": 0}
 
 
-def test_a_request_counts_for_a_drain_before_its_body_has_come() -> None:
+def test_a_drain_waits_for_a_request_whose_body_is_incomplete() -> None:
     with DryServer() as server:
         host, port = server.url.removeprefix("http://").split(":")
         payload = json.dumps(body(3)).encode()
@@ -132,7 +132,7 @@ def test_a_request_counts_for_a_drain_before_its_body_has_come() -> None:
         assert server.wait() == 0
 
 
-def test_each_request_has_a_line_and_failures_are_warnings() -> None:
+def test_access_log_has_a_line_a_request_and_warnings_for_failures() -> None:
     with DryServer("--log-format", "json", "--dry-run-step-ms", "1") as server:
         headers = {"x-request-id": "mine"}
         server.client.post("/v1/completions", json=body(5, stream=False), headers=headers)
@@ -161,7 +161,7 @@ def test_each_request_has_a_line_and_failures_are_warnings() -> None:
     assert (missing["status"], missing["path"]) == (404, "/nothing")
 
 
-def test_lines_of_requests_can_be_switched_off_and_are_text_by_default(lasting: DryServer) -> None:
+def test_access_log_is_text_by_default_and_can_be_switched_off(lasting: DryServer) -> None:
     with DryServer("--no-access-log") as quiet:
         for server in (quiet, lasting):
             server.client.post("/v1/completions", json=body(2))
@@ -170,7 +170,7 @@ def test_lines_of_requests_can_be_switched_off_and_are_text_by_default(lasting: 
     assert ", 1 + 2 tokens, first after " in lasting.text_of_log
 
 
-def test_a_body_that_does_not_come_is_given_up() -> None:
+def test_a_request_gets_408_when_its_body_does_not_arrive() -> None:
     with DryServer("--body-timeout", "0.3") as server:
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=30) as slow:
@@ -186,7 +186,7 @@ def test_a_body_that_does_not_come_is_given_up() -> None:
         wait_until(lambda: server.client.get("/drain").json()["running"] == 0)
 
 
-def test_more_than_may_wait_is_sent_away_and_welcome_later() -> None:
+def test_a_request_gets_429_when_too_many_wait() -> None:
     with DryServer(*SLOW, "--max-num-seqs", "1", "--max-waiting", "1") as server:
         requests = [RunningRequest(server, max_tokens=150) for _ in range(2)]
         wait_until(lambda: server.metric("vllm:num_requests_waiting") == 1)
@@ -201,7 +201,7 @@ def test_more_than_may_wait_is_sent_away_and_welcome_later() -> None:
         assert server.client.post("/v1/completions", json=body(1)).status_code == 200
 
 
-def test_a_core_that_hangs_makes_the_server_unhealthy_until_it_goes_on(lasting: DryServer) -> None:
+def test_health_fails_when_the_core_hangs_and_recovers(lasting: DryServer) -> None:
     core = lasting.core_pid
     os.kill(core, signal.SIGSTOP)
     try:
@@ -220,7 +220,7 @@ def test_a_core_that_hangs_makes_the_server_unhealthy_until_it_goes_on(lasting: 
     assert lasting.client.get("/readyz").status_code == 200
 
 
-def test_sigterm_lets_requests_finish_and_then_leaves() -> None:
+def test_requests_finish_before_exit_when_the_server_gets_sigterm() -> None:
     with DryServer(*SLOW) as server:
         with blocked_requests(server, 1) as requests:
             server.process.send_signal(signal.SIGTERM)
@@ -230,7 +230,7 @@ def test_sigterm_lets_requests_finish_and_then_leaves() -> None:
         assert "Traceback" not in server.text_of_log
 
 
-def test_sigterm_does_not_wait_longer_than_the_drain_timeout() -> None:
+def test_the_server_exits_after_the_drain_timeout_when_it_gets_sigterm() -> None:
     with DryServer(*SLOW, "--drain-timeout", "0.3") as server:
         core = server.core_pid
         with running(server, 1) as requests:
@@ -240,7 +240,7 @@ def test_sigterm_does_not_wait_longer_than_the_drain_timeout() -> None:
         wait_until(lambda: process_has_ended(core))
 
 
-def test_ctrl_c_leaves_at_once_without_a_traceback() -> None:
+def test_the_server_exits_without_a_traceback_when_interrupted() -> None:
     with DryServer(*SLOW) as server:
         core = server.core_pid
         with running(server, 2) as requests:
@@ -253,7 +253,7 @@ def test_ctrl_c_leaves_at_once_without_a_traceback() -> None:
         assert "rror" not in server.text_of_log
 
 
-def test_a_dead_core_ends_streams_with_an_error_and_the_server_follows() -> None:
+def test_streams_end_with_an_error_and_the_server_exits_when_the_core_dies() -> None:
     with DryServer(*SLOW) as server:
         with running(server, 1) as streams, running_whole(server) as whole:
             os.kill(server.core_pid, signal.SIGKILL)
@@ -278,7 +278,7 @@ def running_whole(server: DryServer) -> Iterator[RunningRequest]:
     request.join()
 
 
-def test_the_core_does_not_outlive_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_core_ends_when_its_parent_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with DryServer(*SLOW) as server:
         core = server.core_pid
@@ -295,7 +295,7 @@ def run_to_its_end(*flags: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_a_busy_port_says_so_in_one_line(lasting: DryServer) -> None:
+def test_the_error_is_one_line_when_the_port_is_in_use(lasting: DryServer) -> None:
     port = lasting.url.rsplit(":", 1)[1]
     status, log = run_to_its_end("--dry-run", "--port", port)
     assert status == 1
@@ -304,7 +304,7 @@ def test_a_busy_port_says_so_in_one_line(lasting: DryServer) -> None:
 
 
 @pytest.mark.usefixtures("lasting")
-def test_a_busy_events_port_says_so(events_port: str) -> None:
+def test_the_error_names_the_events_port_when_it_is_in_use(events_port: str) -> None:
     status, log = run_to_its_end("--dry-run", "--port", "0", "--events-port", events_port)
     assert status == 1
     assert "choose another --events-port" in log.splitlines()[-1]
@@ -329,7 +329,7 @@ def test_start_fails_without_a_traceback_when_the_model_cannot_be_served(flags: 
     assert "Traceback" not in log
 
 
-def test_with_keys_it_answers_only_who_sends_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_need_a_key_when_the_server_has_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINI_INFER_API_KEY", "sk-environment")
     file = tmp_path / "keys"
     file.write_text("sk-file\n")
@@ -348,7 +348,7 @@ def test_with_keys_it_answers_only_who_sends_one(tmp_path: Path, monkeypatch: py
     assert "sk-" not in server.text_of_log
 
 
-def test_a_file_without_keys_is_said_at_once(tmp_path: Path) -> None:
+def test_the_server_exits_with_the_reason_when_the_key_file_is_missing(tmp_path: Path) -> None:
     command = serve_command("--dry-run", "--port", "0", "--api-key-file", str(tmp_path / "none"))
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=30)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
@@ -356,7 +356,7 @@ def test_a_file_without_keys_is_said_at_once(tmp_path: Path) -> None:
 
 
 @needs_openssl
-def test_pages_from_elsewhere_and_tls(tmp_path: Path) -> None:
+def test_cors_and_tls_are_served(tmp_path: Path) -> None:
     ca = make_ca(tmp_path)
     cert, key = make_certificate(tmp_path, "server")
     browser = {"origin": "https://chat.example.com", "access-control-request-method": "POST"}
@@ -383,14 +383,14 @@ def test_pages_from_elsewhere_and_tls(tmp_path: Path) -> None:
         assert "access-control-allow-origin" not in answer.headers
 
 
-def test_broken_tls_files_are_said_at_once(tmp_path: Path) -> None:
+def test_the_server_exits_with_the_reason_when_tls_files_are_missing(tmp_path: Path) -> None:
     command = serve_command("--dry-run", "--port", "0", "--ssl-certfile", str(tmp_path / "none"))
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=30)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "TLS: no certificate" in done.stderr
 
 
-def test_a_request_that_takes_too_long_is_ended() -> None:
+def test_a_request_gets_408_when_it_exceeds_the_request_timeout() -> None:
     with DryServer(*SLOW, "--request-timeout", "0.5") as server:
         late = server.client.post("/v1/completions", json=body(stream=False))
         assert (late.status_code, late.json()["error"]["code"]) == (408, "request_timeout")
@@ -407,7 +407,7 @@ def test_a_request_that_takes_too_long_is_ended() -> None:
         assert server.client.post("/v1/completions", json=body(1, stream=False)).status_code == 200
 
 
-def test_a_stream_that_waits_for_its_first_token_is_kept_alive_by_comments() -> None:
+def test_sse_comments_are_sent_when_a_stream_waits_for_its_first_token() -> None:
     with DryServer("--dry-run-step-ms", "400", "--sse-keepalive", "0.1") as server:
         with server.client.stream("POST", "/v1/completions", json=body(2)) as stream:
             lines = [line for line in stream.iter_lines() if line]
@@ -436,7 +436,7 @@ request_queue_time_seconds request_inference_time_seconds
 request_prefill_time_seconds request_decode_time_seconds"""
 
 
-def test_vllms_metrics_have_the_values_that_its_own_test_wants() -> None:
+def test_vllm_metrics_have_the_values_of_vllms_own_test() -> None:
     """Ten equal requests of one prompt, as tests/entrypoints/serve/instrumentator/test_metrics.py asks for them."""
     requests, prompt, max_tokens = 10, "x" * 40, 10
     with DryServer("--dry-run-step-ms", "1") as server:

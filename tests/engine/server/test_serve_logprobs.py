@@ -27,7 +27,7 @@ def ids_of(demo: EngineServer, text: str) -> list[int]:
     return found
 
 
-def test_echo_tells_the_likelihood_of_a_text(demo: EngineServer, client: openai.OpenAI, reference: Any) -> None:
+def test_echo_returns_the_logprobs_of_a_text(demo: EngineServer, client: openai.OpenAI, reference: Any) -> None:
     ids = ids_of(demo, PROMPT)
     exact = log_softmax(reference, ids)
     for max_tokens in (0, 3):
@@ -57,7 +57,7 @@ def test_echo_tells_the_likelihood_of_a_text(demo: EngineServer, client: openai.
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_chat_tells_each_token_and_its_rivals(
+def test_a_chat_returns_logprobs_and_top_logprobs(
     demo: EngineServer, client: openai.OpenAI, reference: Any, streams: bool
 ) -> None:
     requested: dict[str, Any] = {
@@ -91,7 +91,7 @@ def test_a_chat_tells_each_token_and_its_rivals(
         assert [rival.logprob for rival in position.top_logprobs] == pytest.approx(best, abs=TOLERANCE)
 
 
-def test_a_streamed_completion_has_the_log_probabilities_of_the_whole(client: openai.OpenAI) -> None:
+def test_a_streamed_completion_has_the_logprobs_of_the_whole_answer(client: openai.OpenAI) -> None:
     requested: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "max_tokens": 9, "temperature": 0, "logprobs": 1}
     whole = client.completions.create(**requested).choices[0].logprobs
     pieces = [c.choices[0].logprobs for c in client.completions.create(stream=True, **requested) if c.choices]
@@ -101,7 +101,7 @@ def test_a_streamed_completion_has_the_log_probabilities_of_the_whole(client: op
         assert streamed == getattr(whole, field)
 
 
-def test_prompt_logprobs_a_bias_and_bad_words(demo: EngineServer, reference: Any) -> None:
+def test_prompt_logprobs_logit_bias_and_bad_words_work_together(demo: EngineServer, reference: Any) -> None:
     ids = ids_of(demo, PROMPT)
     requested = {"model": "demo", "prompt": PROMPT, "max_tokens": 4, "temperature": 0}
 

@@ -45,7 +45,7 @@ def test_ports_of_peers_are_closed_to_the_network_when_there_is_no_key(
 
 
 @pytest.mark.parametrize("content", ["", "zz" * 32])
-def test_a_file_that_holds_no_key_ends_the_start_with_its_name(tmp_path: Path, content: str) -> None:
+def test_the_server_exits_naming_the_file_when_the_peer_key_is_invalid(tmp_path: Path, content: str) -> None:
     key = tmp_path / "key"
     key.write_text(content)
     command = serve_command("--dry-run", "--port", "0", "--peer-key-file", str(key))
@@ -55,7 +55,7 @@ def test_a_file_that_holds_no_key_ends_the_start_with_its_name(tmp_path: Path, c
     assert "64 hexadecimal digits" in line
 
 
-def test_the_admin_socket_serves_who_may_open_it_and_goes_with_the_server(tmp_path: Path) -> None:
+def test_the_admin_socket_is_private_and_removed_with_the_server(tmp_path: Path) -> None:
     path, key = tmp_path / "admin", tmp_path / "key"
     key.write_text("0a" * 32)
     with DryServer("--admin-socket", str(path), "--peer-key-file", str(key)) as server:
@@ -71,7 +71,7 @@ def test_the_admin_socket_serves_who_may_open_it_and_goes_with_the_server(tmp_pa
     assert not path.exists()
 
 
-def test_an_admin_socket_s_path_that_is_taken_ends_the_start(tmp_path: Path) -> None:
+def test_the_server_exits_when_the_admin_sockets_path_is_taken(tmp_path: Path) -> None:
     path = tmp_path / "admin"
     path.write_text("a file of somebody's")
     command = serve_command("--dry-run", "--port", "0", "--admin-socket", str(path))

@@ -19,7 +19,7 @@ def server() -> Iterator[EngineServer]:
         yield started
 
 
-def test_texts_are_those_of_an_engine_without(server: EngineServer) -> None:
+def test_text_equals_a_plain_engines_when_speculation_is_on(server: EngineServer) -> None:
     llm = LLM("demo", device="cpu", dtype="float32", kv_cache_memory=64_000_000, max_model_len=512)
     plain = llm.chat(MESSAGES, SamplingParams(**FIELDS), use_tqdm=False)[0].outputs[0].text  # type: ignore[arg-type]
     response = post(server, CHAT, messages=MESSAGES, **FIELDS)
@@ -32,7 +32,7 @@ def test_texts_are_those_of_an_engine_without(server: EngineServer) -> None:
     assert reason == "stop"
 
 
-def test_guesses_are_counted_under_vllms_names(server: EngineServer) -> None:
+def test_drafts_are_counted_under_vllms_metric_names(server: EngineServer) -> None:
     post(server, CHAT, messages=MESSAGES, **FIELDS)
     lines = server.client.get("/metrics").text.splitlines()
     counted = {

@@ -55,7 +55,7 @@ def streamed(client: openai.OpenAI, messages: Any = QUESTION, **fields: Any) -> 
         return events.get_final_completion().choices[0]
 
 
-def test_a_call_of_the_demo_model_and_its_answer_from_the_result(demo: openai.OpenAI) -> None:
+def test_the_demo_model_calls_a_tool_and_answers_from_its_result(demo: openai.OpenAI) -> None:
     whole = send_request(demo, tools=[LOOKUP], temperature=0).choices[0]
     assert (whole.finish_reason, whole.message.content) == ("tool_calls", None)
     [call] = whole.message.tool_calls
@@ -88,14 +88,14 @@ def test_a_partial_call_is_returned_when_max_tokens_cuts_it(demo: openai.OpenAI)
     assert pieces[-1].finish_reason == "length"
 
 
-def test_where_no_tool_may_be_called_none_is_shown(demo: openai.OpenAI) -> None:
+def test_tools_are_not_in_the_prompt_when_tool_choice_is_none(demo: openai.OpenAI) -> None:
     plain = send_request(demo, temperature=0, max_tokens=20)
     none = send_request(demo, tools=[LOOKUP], tool_choice="none", temperature=0, max_tokens=20)
     assert none.usage.prompt_tokens == plain.usage.prompt_tokens
     assert none.choices[0].message.content == plain.choices[0].message.content
 
 
-def test_reasoning_is_separate_and_counted_whole_and_in_a_stream(demo: openai.OpenAI) -> None:
+def test_reasoning_is_separate_and_counted_with_and_without_stream(demo: openai.OpenAI) -> None:
     fields = {"temperature": 0, "max_tokens": 120, "extra_body": THINKING}
     whole = send_request(demo, **fields)
     message = whole.choices[0].message
@@ -111,7 +111,7 @@ def test_reasoning_is_separate_and_counted_whole_and_in_a_stream(demo: openai.Op
         assert texts_of == getattr(message, name)
 
 
-def test_thinking_is_counted_at_the_end_of_a_stream(demo: openai.OpenAI) -> None:
+def test_reasoning_tokens_are_counted_at_the_end_of_a_stream(demo: openai.OpenAI) -> None:
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
     fields: Any = {"temperature": 0, "max_tokens": 120, "extra_body": THINKING, "stream_options": options}
     *so_far, last = [chunk.usage for chunk in send_request(demo, stream=True, **fields)]
@@ -129,7 +129,7 @@ def test_reasoning_is_left_out_when_it_is_not_included(demo: openai.OpenAI) -> N
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
 
 
-def test_an_effort_of_none_switches_thinking_off(demo: openai.OpenAI) -> None:
+def test_thinking_is_off_when_reasoning_effort_is_none(demo: openai.OpenAI) -> None:
     assert hasattr(
         send_request(demo, reasoning_effort="low", temperature=0, max_tokens=20).choices[0].message, "reasoning"
     )
@@ -138,7 +138,7 @@ def test_an_effort_of_none_switches_thinking_off(demo: openai.OpenAI) -> None:
     assert quiet.usage.completion_tokens_details.reasoning_tokens == 0
 
 
-def test_several_calls_with_text_are_numbered_and_streamed_in_pieces(scripted: openai.OpenAI) -> None:
+def test_several_tool_calls_are_numbered_and_streamed(scripted: openai.OpenAI) -> None:
     messages: Any = [{"role": "user", "content": "Look it up twice."}]
     whole = send_request(scripted, messages, tools=[LOOKUP]).choices[0]
     assert whole.message.content == "I look."
@@ -156,7 +156,7 @@ def test_several_calls_with_text_are_numbered_and_streamed_in_pieces(scripted: o
         assert len(pieces) > 10
 
 
-def test_a_stream_with_calls_goes_on_anywhere(scripted: openai.OpenAI) -> None:
+def test_a_stream_with_tool_calls_is_resumed_at_any_event(scripted: openai.OpenAI) -> None:
     """As the gateway has it go on where an engine died: what was told and what is told then are the whole."""
     fields: Any = {"tools": [LOOKUP], "stream": True, "messages": [{"role": "user", "content": "Look it up twice."}]}
 
@@ -186,7 +186,7 @@ def test_a_stream_with_calls_goes_on_anywhere(scripted: openai.OpenAI) -> None:
             assert joined(before) + joined(parts(resume_token_ids=ids)) == joined(whole), cut
 
 
-def test_without_tools_a_call_is_text(scripted: openai.OpenAI) -> None:
+def test_a_tool_call_is_text_when_the_request_has_no_tools(scripted: openai.OpenAI) -> None:
     assert "<tool_call>" in send_request(scripted).choices[0].message.content
 
 
@@ -210,7 +210,7 @@ def shown(response: Response) -> list[dict[str, Any]]:
     return [item.to_dict() | {"id": "", "call_id": ""} for item in response.output]
 
 
-def test_a_response_calls_a_tool_and_answers_from_the_result(demo: openai.OpenAI) -> None:
+def test_a_response_calls_a_tool_and_answers_from_its_result(demo: openai.OpenAI) -> None:
     requested: dict[str, Any] = {"tools": [LOOKUP_RESPONSES], "temperature": 0}
     called = respond(demo, **requested)
     assert shown(called) == shown(respond(demo, stream=True, **requested))
@@ -226,7 +226,7 @@ def test_a_response_calls_a_tool_and_answers_from_the_result(demo: openai.OpenAI
     assert len({answer.usage.input_tokens for answer in answers if answer.usage}) == 1
 
 
-def test_a_response_thinks_in_an_item_of_its_own(demo: openai.OpenAI) -> None:
+def test_a_response_has_a_reasoning_item(demo: openai.OpenAI) -> None:
     requested: dict[str, Any] = {"reasoning": {"effort": "low"}, "temperature": 0, "max_output_tokens": 300}
     whole = respond(demo, **requested)
     thought, *rest = whole.output
@@ -252,7 +252,7 @@ def test_a_response_thinks_in_an_item_of_its_own(demo: openai.OpenAI) -> None:
             assert made[0].usage.input_tokens == made[1].usage.input_tokens
 
 
-def test_a_response_tells_log_probabilities_of_its_text(demo: openai.OpenAI) -> None:
+def test_a_response_returns_logprobs_of_its_text(demo: openai.OpenAI) -> None:
     requested: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 3, "temperature": 0}
     texts: list[Any] = [
         respond(demo, "What does a list hold?", stream=stream, max_output_tokens=12, **requested).output[0]
@@ -265,7 +265,7 @@ def test_a_response_tells_log_probabilities_of_its_text(demo: openai.OpenAI) -> 
     assert texts[1].content[0].logprobs == texts_of
 
 
-def test_a_response_keeps_to_a_schema(scripted: openai.OpenAI) -> None:
+def test_a_response_matches_its_schema(scripted: openai.OpenAI) -> None:
     schema = {
         "type": "object",
         "properties": {"ok": {"type": "boolean"}},
@@ -282,7 +282,7 @@ def test_a_response_keeps_to_a_schema(scripted: openai.OpenAI) -> None:
     assert caught.value.param.startswith("text.format")
 
 
-def test_a_response_may_call_a_tool_that_takes_any_text(scripted: openai.OpenAI) -> None:
+def test_a_response_calls_a_custom_tool(scripted: openai.OpenAI) -> None:
     [call] = respond(scripted, "go", tools=[{"type": "custom", "name": "lookup_docs"}], stream=True).output
     assert call.type == "custom_tool_call"
     assert json.loads(call.input) == json.loads(ACCENTED)
@@ -306,7 +306,7 @@ WEATHER: Any = {
 HELLO: Any = [{"role": "user", "content": "Hello! Who are you?"}]
 
 
-def test_a_call_that_is_required_is_made_and_its_arguments_keep_to_the_schema(demo: openai.OpenAI) -> None:
+def test_a_tool_call_matches_its_schema_when_tool_choice_is_required(demo: openai.OpenAI) -> None:
     fields = {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False, "temperature": 1}
     for answer in (send_request(demo, HELLO, seed=5, **fields).choices[0], streamed(demo, HELLO, seed=5, **fields)):
         assert (answer.finish_reason, answer.message.content) in (("tool_calls", None), ("tool_calls", ""))
@@ -316,14 +316,14 @@ def test_a_call_that_is_required_is_made_and_its_arguments_keep_to_the_schema(de
         assert (arguments.keys(), arguments["days"] in (1, 2)) == ({"city", "days"}, True)
 
 
-def test_a_named_tool_is_called_and_the_answer_ends_as_openais(demo: openai.OpenAI) -> None:
+def test_the_named_tool_is_called_with_openais_finish_reason(demo: openai.OpenAI) -> None:
     named: Any = {"type": "function", "function": {"name": "get_weather"}}
     answer = send_request(demo, HELLO, tools=[LOOKUP, WEATHER], tool_choice=named, temperature=0).choices[0]
     assert answer.finish_reason == "stop"
     assert [call.function.name for call in answer.message.tool_calls] == ["get_weather"]
 
 
-def test_of_tools_that_are_shown_only_those_that_are_allowed_are_called(demo: openai.OpenAI) -> None:
+def test_only_allowed_tools_are_called(demo: openai.OpenAI) -> None:
     name = {"type": "function", "function": {"name": "get_weather"}}
     allowed: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [name]}}
     free = send_request(demo, LOOK_UP, tools=[LOOKUP, WEATHER], temperature=0).choices[0]
@@ -332,7 +332,7 @@ def test_of_tools_that_are_shown_only_those_that_are_allowed_are_called(demo: op
     assert [call.function.name for call in answer.message.tool_calls] == ["get_weather"]
 
 
-def test_a_strict_tool_keeps_to_its_schema_also_where_the_model_chose_to_call_it(demo: openai.OpenAI) -> None:
+def test_a_strict_tools_arguments_match_its_schema_when_tool_choice_is_auto(demo: openai.OpenAI) -> None:
     schema = {"type": "object", "properties": {"path": {"enum": ["a", "b"]}}, "required": ["path"]}
     function = LOOKUP["function"] | {"parameters": schema | {"additionalProperties": False}, "strict": True}
     answer = send_request(demo, LOOK_UP, tools=[LOOKUP | {"function": function}], temperature=0).choices[0]
@@ -340,7 +340,7 @@ def test_a_strict_tool_keeps_to_its_schema_also_where_the_model_chose_to_call_it
     assert json.loads(call.function.arguments)["path"] in ("a", "b")
 
 
-def test_thinking_goes_before_a_call_that_is_required(demo: openai.OpenAI) -> None:
+def test_thinking_precedes_a_required_tool_call(demo: openai.OpenAI) -> None:
     fields = {"tools": [LOOKUP], "tool_choice": "required", "temperature": 0, "max_tokens": 150}
     answer = send_request(demo, extra_body=THINKING, **fields).choices[0]
     assert answer.message.reasoning
@@ -381,7 +381,7 @@ def test_a_forced_call_is_made_when_thinking_has_a_budget_in_messages(demo: open
 
 
 @pytest.mark.parametrize("budget", [0, 7])
-def test_thinking_ends_where_its_budget_does(demo: openai.OpenAI, budget: int) -> None:
+def test_thinking_ends_when_its_token_budget_is_spent(demo: openai.OpenAI, budget: int) -> None:
     whole = send_request(demo, extra_body=THINKING | {"thinking_token_budget": budget}, temperature=0, max_tokens=100)
     # The template opens its thinking with a line's end, which counts.
     assert whole.usage.completion_tokens_details.reasoning_tokens == max(0, budget - 1)
@@ -391,7 +391,7 @@ def test_thinking_ends_where_its_budget_does(demo: openai.OpenAI, budget: int) -
     assert free.usage.completion_tokens_details.reasoning_tokens > 20
 
 
-def test_an_answer_of_a_given_form_comes_after_thinking(demo: openai.OpenAI) -> None:
+def test_a_structured_answer_follows_thinking(demo: openai.OpenAI) -> None:
     choice = {"structured_outputs": {"choice": ["yes, indeed", "not at all"]}}
     message = send_request(demo, extra_body=THINKING | choice, temperature=0, max_tokens=150).choices[0].message
     assert message.reasoning.startswith("The user asks about")

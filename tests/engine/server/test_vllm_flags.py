@@ -36,7 +36,7 @@ def neutral_value(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(_NEUTRAL))
-def test_a_neutral_flag_passes_wherever_it_and_its_value_stand(name: str) -> None:
+def test_a_neutral_vllm_flag_is_accepted_in_each_spelling(name: str) -> None:
     dashed = name.replace("_", "-")
     is_off = name in SWITCHES and _NEUTRAL[name][:1] != () and True not in _NEUTRAL[name]
     if is_off and _NEUTRAL[name]:
@@ -74,7 +74,7 @@ def placed(form: list[str]) -> list[list[str]]:
         "serve demo --served_model_name a b",
     ],
 )
-def test_vllms_ways_to_write_flags_are_read(words: str) -> None:
+def test_vllms_spellings_of_flags_are_parsed(words: str) -> None:
     assert read(words.split())[0] == "demo"
 
 
@@ -90,7 +90,7 @@ def test_vllms_ways_to_write_flags_are_read(words: str) -> None:
         ("--cpu-offload-gb 0 --block-size 32", ["--cpu-offload-gb 0"]),
     ],
 )
-def test_vllms_flags_pass_where_they_ask_for_nothing(words: str, without_effect: list[str]) -> None:
+def test_vllm_flags_are_accepted_when_they_have_no_effect(words: str, without_effect: list[str]) -> None:
     assert passed(words) == without_effect
 
 
@@ -109,7 +109,9 @@ def test_vllms_flags_pass_where_they_ask_for_nothing(words: str, without_effect:
         ("another", "'another' is one word too many"),
     ],
 )
-def test_other_flags_are_named_with_a_remedy(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unsupported_vllm_flag_is_named_with_a_remedy(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main(["demo", *words.split()])
     reported = capsys.readouterr().err

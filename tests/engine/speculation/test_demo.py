@@ -22,7 +22,7 @@ def answer(**options: Any) -> tuple[str, float]:
     return made.outputs[0].text, sum(stats.accepted_tokens_by_position) / max(1, stats.draft_tokens)
 
 
-def test_output_within_grammars_is_guessed_and_is_the_plain_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_constrained_output_equals_the_plain_engines_when_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside free text, with what else a request may ask for; one ends by a stop token, one by the grammar."""
     monkeypatch.setattr(DraftController, "choose", lambda self, *_, **__: self.levels[-1])
     schema = StructuredOutputsParams(json=SCHEMA)
@@ -64,7 +64,7 @@ def test_output_within_grammars_is_guessed_and_is_the_plain_engines(monkeypatch:
     ],
     ids=["draft", "head"],
 )
-def test_the_demo_models_draft_and_head_guess_what_it_says(
+def test_the_demo_models_draft_and_head_are_accepted(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], least: float
 ) -> None:
     monkeypatch.setattr(DraftController, "choose", lambda self, *_, **__: self.levels[-1])

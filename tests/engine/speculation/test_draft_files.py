@@ -28,27 +28,27 @@ def find(target: Path, draft: Path, **options: object) -> DraftFiles | None:
     return find_draft(settings, read_config(target), target)
 
 
-def test_the_same_tokenizer_fits_however_its_table_is_padded(tmp_path: Path) -> None:
+def test_a_draft_is_accepted_when_only_its_table_is_padded_otherwise(tmp_path: Path) -> None:
     target = save(tmp_path / "target", VOCABULARY)
     found = find(target, save(tmp_path / "draft", VOCABULARY, vocab_size=211))
     assert found is not None
     assert found.config.vocab_size == 211
 
 
-def test_without_a_tokenizer_of_its_own_the_size_must_be_the_same(tmp_path: Path) -> None:
+def test_a_draft_without_tokenizer_needs_the_same_vocabulary_size(tmp_path: Path) -> None:
     target = save(tmp_path / "target", VOCABULARY)
     assert find(target, save(tmp_path / "draft", None)) is not None
     with pytest.raises(ModelError, match="vocabulary of 211 tokens"):
         find(target, save(tmp_path / "other", None, vocab_size=211))
 
 
-def test_another_tokenizer_is_refused_and_a_token_named(tmp_path: Path) -> None:
+def test_a_draft_is_refused_naming_a_token_when_its_tokenizer_differs(tmp_path: Path) -> None:
     target = save(tmp_path / "target", VOCABULARY)
     with pytest.raises(ModelError, match=r"tokenizer .*'ab'"):
         find(target, save(tmp_path / "draft", VOCABULARY | {"ab": 3}))
 
 
-def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
+def test_the_error_names_the_drafts_folder_when_it_is_missing(tmp_path: Path) -> None:
     target = save(tmp_path / "target", None)
     with pytest.raises(ModelError, match=r"speculative_model: .*folder"):
         find(target, tmp_path / "missing")
@@ -60,7 +60,7 @@ def test_the_method_is_named_when_a_head_comes_without_it(tmp_path: Path) -> Non
         find(target, DEMO_DIRECTORY.with_name("demo-head"))
 
 
-def test_other_methods_have_no_draft(tmp_path: Path) -> None:
+def test_no_draft_is_looked_for_when_the_method_needs_none(tmp_path: Path) -> None:
     target = save(tmp_path / "target", None)
     settings = EngineSettings(model=str(target), speculative_method="ngram")
     assert find_draft(settings, read_config(target), target) is None

@@ -35,7 +35,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> SpeculativeHead:
     return load_head(folder, 16, 3, 100, torch.device("cpu"), dtype, dummy=False, seed=0)
 
 
-def test_a_head_has_its_files_values_in_the_requested_dtype(tmp_path: Path) -> None:
+def test_a_head_is_loaded_in_the_requested_dtype(tmp_path: Path) -> None:
     head, stored = load(save(tmp_path), torch.bfloat16), load_file(tmp_path / WEIGHTS)
     assert {name: tensor.dtype for name, tensor in head.state_dict().items()} == dict.fromkeys(stored, torch.bfloat16)
     assert all(torch.equal(tensor, stored[name].bfloat16()) for name, tensor in head.state_dict().items())
@@ -57,7 +57,9 @@ def test_a_head_has_its_files_values_in_the_requested_dtype(tmp_path: Path) -> N
         ({"architectures": ["Qwen3ForCausalLM"]}, r"config.json.*\['Qwen3ForCausalLM'\]"),
     ],
 )
-def test_a_config_that_does_not_fit_is_refused(changes: dict[str, Any], message_part: str, tmp_path: Path) -> None:
+def test_a_head_is_refused_when_its_config_does_not_fit(
+    changes: dict[str, Any], message_part: str, tmp_path: Path
+) -> None:
     with pytest.raises(ModelError, match=message_part) as raised:
         load(save(tmp_path, **changes))
     assert str(raised.value).count("config.json is") <= 1
@@ -71,12 +73,14 @@ def test_a_config_that_does_not_fit_is_refused(changes: dict[str, Any], message_
         (lambda state: state.update({NAME: state[NAME].to(torch.int8)}), f"tensor {NAME} is torch.int8"),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(change: Callable[[Any], Any], message_part: str, tmp_path: Path) -> None:
+def test_the_error_names_a_heads_tensor_when_it_does_not_fit(
+    change: Callable[[Any], Any], message_part: str, tmp_path: Path
+) -> None:
     with pytest.raises(ModelError, match=message_part):
         load(save(tmp_path, change))
 
 
-def test_a_head_may_guess_among_some_tokens_alone(tmp_path: Path) -> None:
+def test_a_head_can_draft_from_a_part_of_the_vocabulary(tmp_path: Path) -> None:
     """Numbers are written as EAGLE-3's checkpoints have them: by how much the model's are higher."""
     d2t = torch.tensor([3, 3, 40, 96])
     head = load(save(tmp_path, lambda state: state.update(d2t=d2t), draft_vocab_size=4), torch.bfloat16)
@@ -88,20 +92,20 @@ def test_a_head_may_guess_among_some_tokens_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("d2t", [[0, 0, 0, 97], [0, -1, 0, 0], [-1, 0, 0, 0], [5, 3, 40, 90]])
-def test_tokens_that_the_model_has_not_or_that_are_out_of_order_are_refused(d2t: list[int], tmp_path: Path) -> None:
+def test_a_head_is_refused_when_its_d2t_is_invalid(d2t: list[int], tmp_path: Path) -> None:
     folder = save(tmp_path, lambda state: state.update(d2t=torch.tensor(d2t)), draft_vocab_size=4)
     with pytest.raises(ModelError, match="d2t must name 4"):
         load(folder)
 
 
-def test_a_dummy_head_guesses_among_tokens_of_the_whole_vocabulary(tmp_path: Path) -> None:
+def test_a_dummy_head_covers_the_whole_vocabulary(tmp_path: Path) -> None:
     folder = save(tmp_path, draft_vocab_size=5)
     head = load_head(folder, 16, 3, 100, torch.device("cpu"), torch.float32, dummy=True, seed=0)
     assert head.token_ids is not None
     assert head.token_ids.tolist() == [0, 20, 40, 60, 80]
 
 
-def test_weights_that_are_cut_short_or_missing_are_named(tmp_path: Path) -> None:
+def test_the_error_names_a_heads_weights_when_truncated_or_missing(tmp_path: Path) -> None:
     weights = save(tmp_path) / WEIGHTS
     weights.write_bytes(weights.read_bytes()[:500])
     with pytest.raises(ModelError, match="cut short"):
@@ -112,7 +116,7 @@ def test_weights_that_are_cut_short_or_missing_are_named(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("guesser", ["demo-draft", "demo-head"])
-def test_a_broken_model_is_refused_before_the_draft_takes_memory(
+def test_a_broken_model_is_refused_before_the_draft_is_allocated(
     guesser: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(DEMO_DIRECTORY, tmp_path / "model")

@@ -20,5 +20,5 @@ from mini_infer_engine.speculation.ngram import look_up
     ],
     ids=["follows", "latest", "longest", "nothing", "too short", "one token", "period", "one", "none"],
 )
-def test_what_followed_the_last_tokens_before(tokens: list[int], found: list[int]) -> None:
+def test_ngram_lookup_finds_what_followed_the_last_tokens(tokens: list[int], found: list[int]) -> None:
     assert look_up(tokens, 3, longest=3, shortest=2) == found

@@ -106,7 +106,7 @@ def plain(folders: tuple[Path, Path]) -> Yielded:
 
 @pytest.mark.parametrize("step_depth", [0, 1])
 @pytest.mark.parametrize("method", METHODS)
-def test_the_text_is_that_of_the_plain_engine(
+def test_speculative_text_equals_the_plain_engines(
     folders: tuple[Path, Path], plain: Yielded, tmp_path: Path, method: str, step_depth: int
 ) -> None:
     target, draft = folders
@@ -138,7 +138,7 @@ SAMPLING_FIELDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_asks_for_more_is_guessed_and_is_the_plain_engines(
+def test_speculative_text_and_logprobs_equal_the_plain_engines_for_other_parameters(
     folders: tuple[Path, Path], tmp_path: Path, method: str
 ) -> None:
     """Text and numbers, while passes with guesses and without follow each other."""
@@ -165,7 +165,7 @@ def test_what_asks_for_more_is_guessed_and_is_the_plain_engines(
     assert stats.drafts > 20
 
 
-def test_a_model_that_repeats_itself_is_looked_up(tmp_path: Path) -> None:
+def test_ngram_drafts_are_accepted_when_a_model_repeats_itself(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "qwen3", initializer_range=0.02)
     plain, _ = run(tmp_path, requests())
     guessed, stats = run(tmp_path, requests(), **METHODS["ngram"])
@@ -182,7 +182,7 @@ def test_a_model_that_repeats_itself_is_looked_up(tmp_path: Path) -> None:
     ],
     ids=["chunks", "preemption", "large pages"],
 )
-def test_the_same_while_prompts_are_cut_and_sequences_preempted(
+def test_speculative_text_is_unchanged_by_chunks_and_preemption(
     folders: tuple[Path, Path], plain: Yielded, options: dict[str, Any]
 ) -> None:
     target, draft = folders
@@ -193,7 +193,9 @@ def test_the_same_while_prompts_are_cut_and_sequences_preempted(
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft", "head"])
-def test_the_same_where_positions_are_ahead_of_cache_indexes(folders: tuple[Path, Path], method: str) -> None:
+def test_speculative_text_is_unchanged_when_positions_exceed_cache_indexes(
+    folders: tuple[Path, Path], method: str
+) -> None:
     """Rotation knows distances alone, so that a text further on is the same text."""
     target, draft = folders
     options = METHODS[method]
@@ -212,7 +214,7 @@ def test_the_same_where_positions_are_ahead_of_cache_indexes(folders: tuple[Path
     assert method != "draft" or sum(stats.accepted_tokens_by_position) > stats.draft_tokens / 3
 
 
-def test_a_draft_that_is_the_model_itself_is_always_right(folders: tuple[Path, Path]) -> None:
+def test_all_drafts_are_accepted_when_the_draft_is_the_model(folders: tuple[Path, Path]) -> None:
     target, _ = folders
     requested = requests()[:4]
     _, stats = run(target, requested, speculative_model=str(target), num_speculative_tokens=3)
@@ -220,7 +222,7 @@ def test_a_draft_that_is_the_model_itself_is_always_right(folders: tuple[Path, P
     assert sum(stats.accepted_tokens_by_position) > 0.8 * stats.draft_tokens, "ends of texts are all that it loses"
 
 
-def test_one_hundred_thousand_draws_are_distributed_as_the_model_says() -> None:
+def test_speculative_sampling_has_the_models_distribution() -> None:
     """Chi-squared over what a wrong draft leaves: what is checked is what was sampled, so the draft has no say."""
     from mini_infer_engine.core.batch import Row
     from mini_infer_engine.sampling.reference import build_sampling, sample
@@ -246,7 +248,7 @@ def test_one_hundred_thousand_draws_are_distributed_as_the_model_says() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [150, 211])
-def test_a_draft_whose_table_has_other_padding_guesses_all_the_same(
+def test_a_draft_works_when_its_table_is_padded_otherwise(
     folders: tuple[Path, Path], plain: Yielded, tmp_path: Path, vocab_size: int
 ) -> None:
     """With the smaller one, tokens of the prompt and of the text have no row in the draft's table."""
@@ -263,14 +265,14 @@ def test_a_draft_whose_table_has_other_padding_guesses_all_the_same(
     assert stats.draft_tokens > 50
 
 
-def test_a_draft_of_another_vocabulary_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
+def test_a_draft_is_refused_before_loading_when_its_vocabulary_differs(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "target", "qwen3")
     save_tiny_model(tmp_path / "other", "qwen3", vocab_size=211)
     with pytest.raises(ModelError, match=r"211 tokens.* 199"):
         run(tmp_path / "target", [], speculative_model=str(tmp_path / "other"))
 
 
-def test_a_head_for_another_model_is_refused(tmp_path: Path) -> None:
+def test_a_head_is_refused_when_it_belongs_to_another_model(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "target", "qwen3")
     options = {"speculative_method": "head", "speculative_model": str(save_head(tmp_path / "wide", 96, 3))}
     with pytest.raises(ModelError, match=r"\[0, 2\].* 96.* 64"):
@@ -282,7 +284,7 @@ def test_a_head_for_another_model_is_refused(tmp_path: Path) -> None:
         run(tmp_path / "target", [], **options)
 
 
-def test_a_draft_of_a_shorter_context_is_refused(tmp_path: Path) -> None:
+def test_a_draft_is_refused_when_its_context_is_shorter(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "target", "qwen3")
     save_tiny_model(tmp_path / "short", "qwen3", max_position_embeddings=64)
     with pytest.raises(ModelError, match=r"64 tokens.* 160"):

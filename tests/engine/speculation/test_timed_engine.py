@@ -108,7 +108,7 @@ def ratios(runner: TimedRunner, method: str, batch: int, runs: int) -> list[floa
         (LARGE_DRAFT, "draft", 0.2),
     ],
 )
-def test_where_guessing_loses_hardly_anything_is_lost(
+def test_speculation_loses_hardly_any_time_when_drafts_do_not_pay(
     machine: Machine, method: str, acceptance: float, batch: int
 ) -> None:
     """All runs together, the first alone, and each of the others: a trial takes a few passes of one of them."""
@@ -122,9 +122,7 @@ def test_where_guessing_loses_hardly_anything_is_lost(
 @pytest.mark.parametrize(
     ("machine", "method"), [(DEMO_DRAFT, "draft"), (DEMO_LOOK_UP, "look-up")], ids=["draft", "look-up"]
 )
-def test_where_nothing_was_timed_before_the_first_request_later_runs_know(
-    machine: Machine, method: str, batch: int
-) -> None:
+def test_later_runs_use_measured_times_when_none_were_known_at_first(machine: Machine, method: str, batch: int) -> None:
     """Then the first run pays for a draft's reading, and for what passes with guesses are found to take."""
     found = ratios(TimedRunner(machine, 0.2, measures=False), method, batch, 7)
     assert sum(found[1:]) / 6 > 0.975
@@ -144,7 +142,7 @@ def test_where_nothing_was_timed_before_the_first_request_later_runs_know(
         (DEMO_HEAD, "head", 0.95, 1, 1.3),
     ],
 )
-def test_where_guessing_wins_it_is_done(
+def test_speculation_is_used_when_it_wins(
     machine: Machine, method: str, acceptance: float, batch: int, least: float
 ) -> None:
     found = ratios(TimedRunner(machine, acceptance), method, batch, 6)
@@ -152,7 +150,7 @@ def test_where_guessing_wins_it_is_done(
 
 
 @pytest.mark.parametrize(("batch", "least"), [(1, 1.75), (8, 1.6), (32, 1.4)])
-def test_a_draft_that_reads_by_graphs_wins_from_the_first_run_on(batch: int, least: float) -> None:
+def test_a_draft_with_graphs_wins_from_the_first_run(batch: int, least: float) -> None:
     """Its first reading need not be paid for by 1 % of many seconds."""
     assert min(ratios(TimedRunner(LARGE_DRAFT_BY_GRAPHS, 0.8), "draft", batch, 3)) > least
     slow = replace(LARGE_DRAFT, reading_host=14_000)

@@ -33,18 +33,20 @@ def grammars() -> GrammarChecker:
         (of_lark("start: " + "x" * MAX_CHARACTERS), f"at most {MAX_CHARACTERS}"),
     ],
 )
-def test_what_llguidance_does_not_take_is_said(grammars: GrammarChecker, grammar: Grammar, message_part: str) -> None:
+def test_the_error_has_llguidances_message_when_it_refuses_a_grammar(
+    grammars: GrammarChecker, grammar: Grammar, message_part: str
+) -> None:
     with pytest.raises(GrammarError, match=message_part):
         grammars.check(grammar)
 
 
-def test_a_grammar_comes_back_with_its_cost(grammars: GrammarChecker) -> None:
+def test_a_checked_grammar_has_its_cost(grammars: GrammarChecker) -> None:
     checked = grammars.check(of_regex("[0-9]{2,6}"))
     assert checked.num_bytes > 0
     assert checked.text == of_regex("[0-9]{2,6}").text
 
 
-def test_verdicts_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdicts_are_cached_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     requested: list[str] = []
 
     def prove(self: Prover, text: str) -> Proof:

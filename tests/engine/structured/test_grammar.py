@@ -55,12 +55,12 @@ GBNF = 'root ::= "a" digit*\ndigit ::= [0-9]'
         (of_lark("start: @a @a", a=THINKING), ["a</think>yesb</think>no"], ["a</think>yes"]),
     ],
 )  # fmt: skip
-def test_a_grammar_takes_what_it_describes_and_nothing_else(grammar: Grammar, yes: list[str], no: list[str]) -> None:
+def test_a_grammar_accepts_exactly_its_language(grammar: Grammar, yes: list[str], no: list[str]) -> None:
     assert [accepts(grammar, text) for text in yes] == [True] * len(yes)
     assert [accepts(grammar, text) for text in no] == [False] * len(no)
 
 
-def test_a_marker_that_is_a_special_token_is_met_as_a_token_and_not_as_its_text() -> None:
+def test_a_special_token_marker_matches_the_token_and_not_its_text() -> None:
     special = {"<|im_start|>": TURN_START_ID}
     grammar = after_thinking(of_choice(["yes"]), "<|im_start|>", special)
     assert accepts(grammar, [*b"hm", TURN_START_ID, *b"yes"])
@@ -90,7 +90,7 @@ def _nested(depth: int) -> dict[str, Any]:
     return reduce(lambda inner, _: {"not": inner}, range(depth), {})
 
 
-def test_closing_objects_leaves_values_and_names_of_properties_alone() -> None:
+def test_closing_objects_does_not_change_property_names_and_values() -> None:
     schema = {
         "type": "object",
         "properties": {"properties": {"type": "object", "properties": {}}, "any": {"type": "object"}},
@@ -103,7 +103,7 @@ def test_closing_objects_leaves_values_and_names_of_properties_alone() -> None:
     assert accepts(const, '{"properties":{}}')
 
 
-def test_json_may_be_on_one_line_or_indented_and_its_blanks_come_to_an_end() -> None:
+def test_json_whitespace_is_bounded() -> None:
     for text in ('{"a": [1, 2]}', '{"a":[1,2]}', '{\n  "a": [\n    1,\r\n\t2\n  ]\n}', "{\n" + " " * 32 + "}"):
         assert accepts(of_json_object(), text), text
     for text in ("{  }", "{\n\n}", "{\n" + " " * 33 + "}", "{ \n}"):

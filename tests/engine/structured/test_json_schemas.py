@@ -110,7 +110,7 @@ def check(schemas: list[Graded], seeds: int) -> Counter[int]:
     return completed
 
 
-def test_the_schemas_are_schemas_of_all_kinds_and_can_be_enforced() -> None:
+def test_generated_schemas_cover_all_kinds_and_are_enforceable() -> None:
     schemas = graded_schemas(300)
     used: Counter[str] = Counter()
     checker = GrammarChecker(tokenizer_json)

@@ -30,14 +30,14 @@ def _properties(count: int, required: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("link", LINKS.values(), ids=LINKS)
-def test_depth_is_counted_through_references(link: Any) -> None:
+def test_schema_depth_is_counted_through_references(link: Any) -> None:
     of_json_schema(chain(link, MAX_SCHEMA_DEPTH // 2 - 1))
     with pytest.raises(GrammarError, match=str(MAX_SCHEMA_DEPTH)):
         of_json_schema(chain(link, MAX_SCHEMA_DEPTH + 1))
 
 
 @pytest.mark.parametrize("length", [1, 2, 50])
-def test_definitions_that_refer_to_each_other_in_a_circle_count_once(length: int) -> None:
+def test_circular_definitions_count_once(length: int) -> None:
     definitions = {
         f"d{index}": {"type": "object", "properties": {"next": {"$ref": f"#/$defs/d{(index + 1) % length}"}}}
         for index in range(length)
@@ -45,7 +45,7 @@ def test_definitions_that_refer_to_each_other_in_a_circle_count_once(length: int
     of_json_schema({"$defs": definitions, "$ref": "#/$defs/d0"})
 
 
-def test_depth_is_the_longest_way_where_definitions_are_shared() -> None:
+def test_schema_depth_is_the_longest_path_when_definitions_are_shared() -> None:
     """Each refers twice to the next: as many ways as no walk could follow one by one."""
     definitions = {f"d{index}": {"anyOf": [{"$ref": f"#/$defs/d{index + 1}"}] * 2} for index in range(40)}
     of_json_schema({"$defs": definitions | {"d40": {}}, "$ref": "#/$defs/d0"})
@@ -73,7 +73,7 @@ def test_depth_is_the_longest_way_where_definitions_are_shared() -> None:
         ({"patternProperties": {LONG: {}}}, "patternProperties"),
     ],
 )  # fmt: skip
-def test_a_schema_that_exceeds_a_limit_is_refused_by_its_name(schema: dict[str, Any], limit: object) -> None:
+def test_a_schema_is_refused_when_it_exceeds_a_limit(schema: dict[str, Any], limit: object) -> None:
     with pytest.raises(GrammarError, match=str(limit)):
         of_json_schema(schema)
 
@@ -94,7 +94,7 @@ def test_a_schema_that_exceeds_a_limit_is_refused_by_its_name(schema: dict[str, 
         (")(", 1),
     ],
 )
-def test_the_length_of_a_regex_counts_its_repetitions(regex: str, length: int) -> None:
+def test_regex_length_counts_repetitions(regex: str, length: int) -> None:
     assert limits.regex_length(regex) == length
 
 
@@ -114,7 +114,7 @@ def test_the_length_of_a_regex_counts_its_repetitions(regex: str, length: int) -
         lambda: of_lark_or_gbnf(f'start: "a" "{LONG[:8000]}"{{50}}'),
     ],
 )  # fmt: skip
-def test_a_constant_that_is_made_by_repetition_is_refused(build: Any) -> None:
+def test_a_schema_is_refused_when_repetition_makes_a_long_constant(build: Any) -> None:
     """The library writes it out, for seconds, when an output comes to it."""
     with pytest.raises(GrammarError, match=r"at most|longer than"):
         build()
@@ -135,7 +135,7 @@ def test_a_constant_that_is_made_by_repetition_is_refused(build: Any) -> None:
         {"required": [[], {}]},
     ],
 )
-def test_what_is_within_limits_or_of_an_odd_form_is_left_to_the_library(schema: dict[str, Any]) -> None:
+def test_a_schema_is_left_to_the_library_when_it_is_within_limits(schema: dict[str, Any]) -> None:
     of_json_schema(schema)
 
 
@@ -149,7 +149,7 @@ def test_what_is_within_limits_or_of_an_odd_form_is_left_to_the_library(schema: 
         (f"start: /{LONG}/", MAX_LITERAL_CHARACTERS),
     ],
 )
-def test_a_grammar_of_rules_that_exceeds_a_limit_is_refused(grammar: str, limit: int) -> None:
+def test_a_lark_grammar_is_refused_when_it_exceeds_a_limit(grammar: str, limit: int) -> None:
     with pytest.raises(GrammarError, match=str(limit)):
         of_lark_or_gbnf(grammar)
 
@@ -163,11 +163,11 @@ def test_a_grammar_of_rules_that_exceeds_a_limit_is_refused(grammar: str, limit:
         rules_in_a_row(MAX_RULE_DEPTH - 2),
     ],
 )
-def test_rules_that_recurse_or_are_text_do_not_count(grammar: str) -> None:
+def test_recursive_rules_and_text_do_not_count_against_limits(grammar: str) -> None:
     of_lark_or_gbnf(grammar)
 
 
-def test_texts_are_limited_wherever_they_stand() -> None:
+def test_long_texts_are_refused_in_every_kind_of_grammar() -> None:
     for build in (
         lambda: of_regex(LONG),
         lambda: of_choice(["a", LONG]),
@@ -177,7 +177,7 @@ def test_texts_are_limited_wherever_they_stand() -> None:
             build()
 
 
-def test_no_check_recurses_on_what_a_client_sends() -> None:
+def test_schema_checks_do_not_recurse() -> None:
     deep: Any = reduce(lambda inner, _: {"not": inner}, range(20_000), {})
     with pytest.raises(GrammarError, match=str(MAX_SCHEMA_DEPTH)):
         limits.check_schema(deep)

@@ -29,7 +29,7 @@ SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required"
         ({"structural_tag": {"format": {"type": "const_string", "value": "a"}}}, "a", "b"),
     ],
 )
-def test_each_kind_becomes_its_grammar(fields: dict[str, Any], yes: str, no: str) -> None:
+def test_each_structured_output_parameter_becomes_a_grammar(fields: dict[str, Any], yes: str, no: str) -> None:
     params = msgspec.msgpack.decode(
         msgspec.msgpack.encode(StructuredOutputsParams(**fields)), type=StructuredOutputsParams
     )
@@ -53,12 +53,14 @@ def test_params_are_refused_when_not_exactly_one_kind_is_given() -> None:
         ({"json_object": False}, "json_object is false"),
     ],
 )
-def test_what_is_at_fault_is_named(fields: dict[str, Any], message_part: str) -> None:
+def test_the_error_names_the_parameter_when_structured_outputs_are_invalid(
+    fields: dict[str, Any], message_part: str
+) -> None:
     with pytest.raises(GrammarError, match=message_part):
         StructuredOutputsParams(**fields).to_grammar()
 
 
-def test_response_formats() -> None:
+def test_response_formats_become_grammars() -> None:
     def grammar(**fields: Any) -> Any:
         request = of_response_format(fields)
         assert request is not None

@@ -16,7 +16,7 @@ SEPARATED = {"type": "tags_with_separator", "tags": [A, B], "separator": ","}
 Z = {"type": "const_string", "value": "z"}
 
 
-def test_the_older_shape_is_free_text_with_structures_at_triggers() -> None:
+def test_older_structural_tags_are_free_text_with_structures_at_triggers() -> None:
     tag = {
         "type": "structural_tag",
         "structures": [
@@ -60,7 +60,7 @@ def test_the_older_shape_is_free_text_with_structures_at_triggers() -> None:
         (SEPARATED | {"at_least_one": True, "stop_after_first": True}, ["<a>1</a>"], ["", "<a>1</a>,<b>x</b>"]),
     ],
 )  # fmt: skip
-def test_a_format_takes_what_it_describes_and_nothing_else(tree: Any, yes: list[str], no: list[str]) -> None:
+def test_a_structural_tag_accepts_exactly_its_language(tree: Any, yes: list[str], no: list[str]) -> None:
     grammar = of_structural_tag({"type": "structural_tag", "format": tree})
     for text in yes:
         assert accepts(grammar, text), text
@@ -90,12 +90,12 @@ def test_a_format_takes_what_it_describes_and_nothing_else(tree: Any, yes: list[
         ({"format": {"type": "optional", "content": {}}}, "format.content.type is None"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(tag: object, message_part: str) -> None:
+def test_the_error_names_the_place_when_a_structural_tag_is_invalid(tag: object, message_part: str) -> None:
     with pytest.raises(GrammarError, match=message_part):
         of_structural_tag(tag)
 
 
-def test_a_tree_that_is_too_deep_is_refused_and_does_not_exhaust_the_stack() -> None:
+def test_a_structural_tag_is_refused_when_it_is_too_deep() -> None:
     tree: dict[str, Any] = Z
     for _ in range(5000):
         tree = {"type": "optional", "content": tree}

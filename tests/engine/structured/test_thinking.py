@@ -12,7 +12,7 @@ ANSWER = GrammarRequest("response_format", lambda special: of_choice(["yes", "no
 
 
 @pytest.mark.parametrize("budget", [0, 5, 30_000])
-def test_thinking_ends_within_its_budget_and_what_follows_is_free(budget: int) -> None:
+def test_thinking_ends_within_its_budget_and_the_answer_is_free(budget: int) -> None:
     grammar = within_budget(budget, END, None, None).build({})
     few, many = "x" * min(budget, 4), "x" * budget
     for text in (f"{few}>", f"{many}>", f"{few}>so it is > \n"):
@@ -24,14 +24,14 @@ def test_thinking_ends_within_its_budget_and_what_follows_is_free(budget: int) -
     assert matcher.try_consume_tokens([END, TURN_START_ID]) == 2, "special tokens too may follow"
 
 
-def test_an_output_that_does_not_begin_with_thinking_is_free() -> None:
+def test_an_output_is_free_when_it_does_not_begin_with_thinking() -> None:
     grammar = within_budget(3, END, BEGIN, None).build({})
     for text in ("", "a long answer", "<abc>then", "<>", "so < that it is more"):
         assert accepts(grammar, text), text
     assert not accepts(grammar, "<abcd>then")
 
 
-def test_no_call_begins_within_thinking() -> None:
+def test_no_tool_call_begins_within_thinking() -> None:
     """A parser would take it for the end of the thinking, and what it is held to would be left out."""
     for answer in (None, ANSWER):
         grammar = within_budget(3, END, None, answer, call_id=ord("c")).build({})
@@ -40,7 +40,7 @@ def test_no_call_begins_within_thinking() -> None:
     assert accepts(within_budget(3, END, None, None, call_id=ord("c")).build({}), "ab>c")
 
 
-def test_an_answer_of_a_given_form_follows() -> None:
+def test_a_structured_answer_follows_thinking() -> None:
     inside, may_think = (within_budget(3, END, begin, ANSWER) for begin in (None, BEGIN))
     assert inside.param == "response_format"
     for text in ("abc>yes", ">\n\nno"):
@@ -52,7 +52,7 @@ def test_an_answer_of_a_given_form_follows() -> None:
         assert not accepts(grammar.build({}), "<ab>maybe")
 
 
-def test_special_tokens_may_be_markers() -> None:
+def test_special_tokens_can_mark_thinking() -> None:
     grammar = within_budget(2, TURN_START_ID, BEGIN, None).build({})
     assert accepts(grammar, [BEGIN, *b"ab", TURN_START_ID, *b"cd"])
     assert not accepts(grammar, [BEGIN, *b"abc", TURN_START_ID])

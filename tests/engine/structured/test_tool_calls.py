@@ -47,7 +47,7 @@ def grammar_of(form: ToolCallFormat, answer: GrammarRequest | None = None, **req
 
 @pytest.mark.parametrize("name", FORMS)
 class TestEachFormat:
-    def test_where_a_call_is_required_nothing_else_is_said(self, name: str) -> None:
+    def test_only_calls_are_allowed_when_tool_choice_is_required(self, name: str) -> None:
         form = FORMS[name]
         rome, add = call(form, "get_weather", '{"city": "Rome"}'), call(form, "add", '{"a": 1}')
         several = grammar_of(form, tool_choice="required")
@@ -71,7 +71,7 @@ class TestEachFormat:
         assert not accepts(named, calls(form, rome, rome))
         assert not accepts(named, calls(form, call(form, "add", '{"a": 1}')))
 
-    def test_strict_tools_follow_their_schema_from_the_trigger_on(self, name: str) -> None:
+    def test_strict_tools_match_their_schema_after_the_trigger(self, name: str) -> None:
         form = FORMS[name]
         grammar = grammar_of(form)
         add, loose = call(form, "add", '{"a": 1}'), call(form, "get_weather", '{"town": "Rome"}')
@@ -81,7 +81,7 @@ class TestEachFormat:
         # Without a marker, what names no tool is text.
         assert accepts(grammar, calls(form, call(form, "got", "{}"))) == (not form.trigger)
 
-    def test_where_calls_may_not_be_parallel_the_first_is_the_last(self, name: str) -> None:
+    def test_only_one_call_is_allowed_when_calls_are_not_parallel(self, name: str) -> None:
         form = FORMS[name]
         grammar = grammar_of(form, tools=(WEATHER,), parallel_tool_calls=False)
         rome = calls(form, call(form, "get_weather", '{"city": "Rome"}'))
@@ -89,7 +89,7 @@ class TestEachFormat:
             assert accepts(grammar, text), text
         assert not accepts(grammar, rome + rome)
 
-    def test_an_answer_of_its_own_form_may_be_given_instead(self, name: str) -> None:
+    def test_a_structured_answer_is_allowed_instead_of_a_call(self, name: str) -> None:
         form = FORMS[name]
         answer = GrammarRequest("response_format", lambda special: of_choice(["yes", "no"]))
         grammar = grammar_of(form, answer)
@@ -98,7 +98,7 @@ class TestEachFormat:
         assert not any(accepts(grammar, text) for text in ("maybe", f"yes{rome}"))
 
 
-def test_tools_may_ask_for_nothing() -> None:
+def test_tools_restrict_nothing_when_they_are_not_strict() -> None:
     assert not restricts(OutputParsing(tools=(WEATHER,)))
     for requested in (
         OutputParsing(tools=(WEATHER,), has_forbidden_tools=True),
@@ -130,7 +130,7 @@ INVALID = ({}, {"unit": "k"}, {"text": "a"}, {"unit": "c", "days": "x"}, {"unit"
 
 
 @pytest.mark.parametrize("name", ["qwen3_coder", "pythonic"])
-def test_separate_properties_follow_their_own_schemas(name: str) -> None:
+def test_separate_properties_match_their_own_schemas(name: str) -> None:
     form = FORMS[name]
     grammar = grammar_of(form, tools=(Tool("f", TYPED, strict=True),), tool_choice="required")
     optional = grammar_of(form, tools=(Tool("f", TYPED | {"required": []}, strict=True),), tool_choice="required")
@@ -144,7 +144,7 @@ def test_separate_properties_follow_their_own_schemas(name: str) -> None:
     assert accepts(optional, calls(form, call(form, "f", '{"text": "x", "days": 1}')))
 
 
-def test_a_trigger_that_is_a_special_token_cannot_be_spelled_instead() -> None:
+def test_a_special_token_trigger_cannot_be_spelled_as_text() -> None:
     form = ToolCallFormat(before_name="<|im_start|>", after_name="", after_arguments="!", trigger="<|im_start|>")
     special = {"<|im_start|>": TURN_START_ID}
     grammar = calls_or_answer(OutputParsing(tools=(STRICT_ADD,)), form, None).build(special)
@@ -172,7 +172,7 @@ BOUNDED = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_whatever_a_grammar_lets_through_is_read_as_calls_that_validate(name: str) -> None:
+def test_every_accepted_output_is_parsed_as_valid_calls(name: str) -> None:
     tools = (Tool("f", BOUNDED, strict=True), Tool("g", BOUNDED, strict=True))
     grammar = grammar_of(FORMS[name], tools=tools, tool_choice="required")
     formats = OutputFormats(tool_call_parser=name)

@@ -62,13 +62,13 @@ def stream(
 
 
 @given(st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=40), st.booleans())
-def test_any_bytes_stream_as_the_whole_text(ids: list[int], skip: bool) -> None:
+def test_streamed_bytes_equal_the_whole_text(ids: list[int], skip: bool) -> None:
     assert "".join(stream(BYTE_LEVEL, ids, skip)) == BYTE_LEVEL.decode(ids, skip_special_tokens=skip)
 
 
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, LLAMA_LIKE], ids=["byte-level", "metaspace with byte fallback"])
 @given(text=texts)
-def test_text_streams_as_the_whole_text(tokenizer: Tokenizer, text: str) -> None:
+def test_streamed_text_equals_the_whole_text(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     pieces = stream(tokenizer, ids)
     assert "".join(pieces) == tokenizer.decode(ids)
@@ -123,7 +123,7 @@ def test_a_continuation_keeps_its_space_and_completes_the_prompts_character_when
     assert "".join(stream(LLAMA_LIKE, after, prompt=before)) == expected
 
 
-def test_a_prompt_that_ends_with_many_special_tokens_keeps_the_space_of_its_continuation() -> None:
+def test_the_leading_space_is_kept_when_a_prompt_ends_with_many_special_tokens() -> None:
     tokenizer = FORMS["metaspace_always"]
     ids = tokenizer.encode("a hello", add_special_tokens=False).ids
     end = [tokenizer.token_to_id("<|im_end|>")] * 300
@@ -131,19 +131,19 @@ def test_a_prompt_that_ends_with_many_special_tokens_keeps_the_space_of_its_cont
 
 
 @given(st.lists(st.sampled_from([*range(1, 257), *range(257, 265)]), max_size=60))
-def test_broken_bytes_of_a_byte_fallback_neither_fail_nor_lose_the_text_after_them(ids: list[int]) -> None:
+def test_text_after_invalid_byte_fallback_tokens_is_kept(ids: list[int]) -> None:
     marker = LLAMA_LIKE.encode("abab", add_special_tokens=False).ids
     assert "".join(stream(LLAMA_LIKE, [*ids, *marker])).endswith("abab")
 
 
-def test_a_long_run_of_special_tokens_or_broken_bytes_keeps_the_window_short() -> None:
+def test_the_detokenizers_window_stays_short_for_long_runs_of_special_tokens() -> None:
     detokenizer = Detokenizer(BYTE_LEVEL)
     for token_id in [0x61, *[256] * 500, *[0xFF] * 500]:
         detokenizer.push(token_id)
         assert len(detokenizer._window) < 50
 
 
-def test_markers_that_are_special_tokens_are_shown_and_other_special_tokens_are_not() -> None:
+def test_only_special_tokens_that_are_markers_are_shown() -> None:
     ids = [TURN_START_ID, *b"call", TURN_END_ID, *b" f"]
     assert decoder_showing(BYTE_LEVEL, ["<|im_start|>", "no token"]).decode(ids) == "<|im_start|>call f"
     assert decoder_showing(BYTE_LEVEL, ["no token"]) is BYTE_LEVEL

@@ -25,7 +25,7 @@ def request(build: Callable[[], Grammar]) -> GrammarRequest:
     return GrammarRequest("response_format", lambda special: build())
 
 
-def test_a_grammar_is_built_with_the_special_tokens_and_knows_its_field() -> None:
+def test_a_grammar_is_built_with_special_tokens_and_its_parameter() -> None:
     seen = []
     requested = GrammarRequest("response_format", lambda special: seen.append(special) or of_choice(["a"]))
     assert Grammars(TOKENIZER).build(requested).param == "response_format"
@@ -33,7 +33,7 @@ def test_a_grammar_is_built_with_the_special_tokens_and_knows_its_field() -> Non
     assert sorted(seen[0].values()) == [TURN_START_ID, *EOS_TOKEN_IDS]
 
 
-async def test_it_is_built_off_the_event_loop() -> None:
+async def test_a_grammar_is_built_off_the_event_loop() -> None:
     threads: list[str] = []
 
     def build() -> Grammar:
@@ -51,18 +51,18 @@ def _wrong() -> Grammar:
 @pytest.mark.parametrize(
     ("build", "message_part"), [(_wrong, "the schema is odd"), (lambda: of_regex("("), "unclosed group")]
 )
-async def test_errors_name_the_field_and_the_fault(build: Callable[[], Grammar], message_part: str) -> None:
+async def test_grammar_errors_name_parameter_and_fault(build: Callable[[], Grammar], message_part: str) -> None:
     with pytest.raises(ParameterError, match=f"response_format (?s:.*){message_part}") as caught:
         await Grammars(TOKENIZER).build_in_thread(request(build))
     assert (caught.value.param, caught.value.code) == ("response_format", "invalid_grammar")
 
 
-def test_without_a_tokenizer_there_are_no_grammars() -> None:
+def test_a_grammar_is_refused_when_there_is_no_tokenizer() -> None:
     with pytest.raises(ParameterError, match="response_format needs a tokenizer"):
         Grammars(None).build(request(lambda: of_choice(["a"])))
 
 
-async def test_what_takes_too_long_is_refused_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_grammar_is_refused_when_its_check_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammars, "BUILD_TIMEOUT_S", 0.01)
     goes_on = threading.Event()
 
@@ -98,7 +98,7 @@ def _one_of(text: str) -> GrammarRequest:
     return request(lambda: of_choice([text]))
 
 
-async def test_grammars_of_one_client_wait_for_each_other_and_hold_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_grammars_of_one_client_do_not_delay_other_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     workers, checks = _Workers(monkeypatch), Grammars(TOKENIZER)
     greedy = [asyncio.create_task(checks.build_in_thread(_one_of(f"g{index}"), "greedy")) for index in range(10)]
     other = asyncio.create_task(checks.build_in_thread(_one_of("other"), "other"))
@@ -126,7 +126,7 @@ async def test_a_client_gets_retry_after_when_it_has_too_many_new_grammars(monke
     await checks.build_in_thread(_one_of("later"), "greedy")
 
 
-async def test_a_grammar_that_ended_its_worker_is_never_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_grammar_is_never_compiled_again_when_it_ended_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     proved: list[str] = []
     monkeypatch.setattr(Prover, "prove", lambda prover, text: proved.append(text) or Proof(fault="it is too much"))
     checks = Grammars(TOKENIZER)
@@ -137,7 +137,7 @@ async def test_a_grammar_that_ended_its_worker_is_never_compiled_again(monkeypat
     assert len(proved) == 1
 
 
-async def test_a_check_that_is_lost_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_grammar_is_checked_again_when_its_check_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [ProverLostError("it was ended"), Proof()]
 
     def prove(prover: Prover, text: str) -> Proof:
@@ -154,7 +154,7 @@ async def test_a_check_that_is_lost_is_no_verdict(monkeypatch: pytest.MonkeyPatc
     await checks.build_in_thread(_one_of("a"))
 
 
-def test_special_tokens_are_those_that_llguidance_takes_for_no_text() -> None:
+def test_special_tokens_equal_those_of_llguidance() -> None:
     """`<tool_call>` and `<think>` are added tokens of the demo model and many others, and not special."""
     text = (DEMO_DIRECTORY / "tokenizer.json").read_text()
     tokenizer = Tokenizer.from_str(text)

@@ -33,7 +33,7 @@ texts = st.text("ab€😀", max_size=24)
 
 
 @given(texts, st.lists(st.text("ab€", min_size=1, max_size=3), max_size=3), st.lists(st.integers(1, 5)), st.booleans())
-def test_stream_usage_and_end_do_not_depend_on_how_tokens_come(
+def test_stream_usage_and_end_are_independent_of_token_grouping(
     text: str, stops: list[str], cuts: list[int], include: bool
 ) -> None:
     token_ids = [*text.encode(), TURN_END_ID]
@@ -53,7 +53,7 @@ def test_stream_usage_and_end_do_not_depend_on_how_tokens_come(
         assert not any(stop in cut.text for stop in stops)
 
 
-def test_a_stop_string_ends_text_and_usage_and_asks_for_an_abort() -> None:
+def test_a_stop_string_ends_text_and_usage_and_requests_an_abort() -> None:
     reply = make_reply(stop=["lo w"])
     for token_id in b"hello world":
         reply.push(Output(request_id="r", token_ids=[token_id]))
@@ -61,14 +61,14 @@ def test_a_stop_string_ends_text_and_usage_and_asks_for_an_abort() -> None:
     assert (reply.finish_reason, reply.stop_reason, reply.needs_abort) == ("stop", "lo w", True)
 
 
-def test_no_stop_string_counts_before_min_tokens() -> None:
+def test_stop_strings_are_ignored_before_min_tokens() -> None:
     reply = make_reply(stop=["a"], min_tokens=2)
     for token_id in b"aaba":
         reply.push(Output(request_id="r", token_ids=[token_id]))
     assert (reply.text, len(reply.token_ids)) == ("aab", 4)
 
 
-def test_the_token_that_ended_it_is_shown_only_on_request() -> None:
+def test_the_stop_token_is_shown_only_when_requested() -> None:
     last = Output(request_id="r", token_ids=[ord("x")], finish_reason="stop", stop_reason=ord("x"))
     hidden, shown = make_reply(), make_reply(include_stop_str_in_output=True)
     hidden.push(last)
@@ -78,7 +78,7 @@ def test_the_token_that_ended_it_is_shown_only_on_request() -> None:
     assert hidden.stop_reason == ord("x")
 
 
-def test_an_unfinished_character_shows_only_at_the_end() -> None:
+def test_an_incomplete_character_is_shown_only_at_the_end() -> None:
     reply = make_reply()
     assert reply.push(Output(request_id="r", token_ids=list("é".encode()[:1]))).text == ""
     assert (

@@ -19,14 +19,14 @@ from mini_infer_engine.text.repetition import REPETITION, repeats
         ([], 0, 3, 2, False),
     ],
 )
-def test_what_counts_as_a_repetition(
+def test_repetition_detection_by_pattern_and_count(
     token_ids: list[int], smallest: int, largest: int, count: int, expected: bool
 ) -> None:
     params = RepetitionDetectionParams(min_pattern_size=smallest, max_pattern_size=largest, min_count=count)
     assert repeats(token_ids, params) is expected
 
 
-def test_an_output_ends_with_the_token_that_completes_one() -> None:
+def test_an_output_ends_at_the_token_that_completes_a_repetition() -> None:
     params = RepetitionDetectionParams(max_pattern_size=2, min_count=2)
     sampling = SamplingParams(repetition_detection=params, max_tokens=None)
     text = OutputText(Request(request_id="r", prompt_token_ids=[1], sampling=sampling), None)

@@ -27,7 +27,7 @@ def push_all(filter_: StopStrings, pieces: list[str]) -> str:
 
 
 @given(st.lists(letters, max_size=8), stops, st.booleans())
-def test_pieces_make_the_text_up_to_the_first_stop_string(pieces: list[str], stops: list[str], include: bool) -> None:
+def test_text_ends_at_the_first_stop_string_for_any_pieces(pieces: list[str], stops: list[str], include: bool) -> None:
     text = "".join(pieces)
     filter_ = StopStrings(stops, include)
     shown = push_all(filter_, pieces)

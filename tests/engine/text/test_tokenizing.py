@@ -45,11 +45,11 @@ def count_slices(job: Sliced[Any]) -> int:
 
 @pytest.mark.parametrize("text", ["", "x", "<|im_start|>user\nhé<|im_end|>", LONG])
 @pytest.mark.parametrize("special", [True, False])
-def test_slices_make_the_ids_of_the_whole(encoder: PromptEncoder, text: str, special: bool) -> None:
+def test_sliced_tokenisation_equals_that_of_the_whole(encoder: PromptEncoder, text: str, special: bool) -> None:
     assert whole(text_ids(encoder, PromptText(text, special), "prompt")) == encoder.encode(text, special)
 
 
-def test_bodies_make_the_ids_that_the_gateway_makes(encoder: PromptEncoder) -> None:
+def test_engine_and_gateway_tokenise_bodies_alike(encoder: PromptEncoder) -> None:
     chat = {"messages": [{"role": "user", "content": "hello"}]}
     assert whole(chat_ids(encoder, chat)) == chat_prompt_ids(encoder, chat)
     for prompt in ("one", ["one", "two"], [5, 6], [[5], "x"], ["x"]):
@@ -57,11 +57,11 @@ def test_bodies_make_the_ids_that_the_gateway_makes(encoder: PromptEncoder) -> N
         assert whole(completion_ids(encoder, body)) == completion_prompt_ids(encoder, body)
 
 
-def test_a_long_text_is_many_slices(encoder: PromptEncoder) -> None:
+def test_a_long_text_is_tokenised_in_many_slices(encoder: PromptEncoder) -> None:
     assert count_slices(text_ids(encoder, PromptText(LONG, False), "prompt")) > 10
 
 
-async def test_a_short_prompt_overtakes_long_ones(model: TextModel, encoder: PromptEncoder) -> None:
+async def test_a_short_prompt_overtakes_long_ones_in_tokenisation(model: TextModel, encoder: PromptEncoder) -> None:
     texts = [f"{number} {LONG * 10}" for number in range(3)]  # none is in the encoder's cache yet
     longs = [
         asyncio.create_task(model.in_slices(text_ids(encoder, PromptText(text, False), "prompt"), len(text)))
@@ -74,7 +74,7 @@ async def test_a_short_prompt_overtakes_long_ones(model: TextModel, encoder: Pro
     assert ids[2] == encoder.encode(texts[2], False)
 
 
-async def test_a_short_prompt_passes_a_long_one_that_cannot_be_interrupted(model: TextModel) -> None:
+async def test_a_short_prompt_is_tokenised_when_a_long_one_cannot_be_interrupted(model: TextModel) -> None:
     may_end = threading.Event()
 
     def rendering() -> Sliced[None]:
@@ -89,7 +89,7 @@ async def test_a_short_prompt_passes_a_long_one_that_cannot_be_interrupted(model
     await long
 
 
-def test_what_is_too_long_by_its_characters_is_not_tokenised(model: TextModel, encoder: PromptEncoder) -> None:
+def test_a_text_is_refused_before_tokenisation_when_it_is_too_long(model: TextModel, encoder: PromptEncoder) -> None:
     limits = model.limits(100)
     assert limits.max_characters == 100 * longest_token(encoder.tokenizer)
     before = encoder.segments.encoded_characters
@@ -105,7 +105,7 @@ def test_what_is_too_long_by_its_characters_is_not_tokenised(model: TextModel, e
     assert encoder.segments.encoded_characters == before
 
 
-def test_too_many_token_ids_are_not_looked_at(model: TextModel) -> None:
+def test_a_prompt_is_refused_before_validation_when_it_has_too_many_token_ids(model: TextModel) -> None:
     limits = model.limits(100)
     for prompt, param in (([5] * 99 + ["no id"], "prompt"), ([[1], [5] * 99 + [None]], "prompt[1]")):
         with pytest.raises(ParameterError, match=r"has 100 tokens.*100 tokens") as caught:
@@ -116,7 +116,7 @@ def test_too_many_token_ids_are_not_looked_at(model: TextModel) -> None:
     assert len(whole(completion_ids(None, {"prompt": [[5]] * 100}, limits))) == 100
 
 
-def test_a_text_of_many_contexts_is_given_up_early(model: TextModel, encoder: PromptEncoder) -> None:
+def test_tokenisation_stops_early_when_a_text_exceeds_the_context(model: TextModel, encoder: PromptEncoder) -> None:
     limits = model.limits(10_000)
     text = PromptText("".join(f"{number} " for number in range(50_000)), False)
     assert limits.max_characters > len(text.text)
@@ -127,7 +127,7 @@ def test_a_text_of_many_contexts_is_given_up_early(model: TextModel, encoder: Pr
 
 
 @pytest.mark.parametrize("together", [1, 3, 50, 4_096])
-def test_parts_of_token_ids_make_the_text_of_all(
+def test_sliced_decoding_equals_that_of_the_whole(
     encoder: PromptEncoder, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokenizing, "_DECODED_TOGETHER", together)
@@ -147,7 +147,7 @@ def test_parts_of_token_ids_make_the_text_of_all(
 
 @pytest.mark.parametrize("place", [0, 4_999])
 @pytest.mark.parametrize("wrong", [-1, 10**9])
-def test_an_id_that_there_is_not_is_named(encoder: PromptEncoder, place: int, wrong: int) -> None:
+def test_detokenize_names_an_id_when_it_does_not_exist(encoder: PromptEncoder, place: int, wrong: int) -> None:
     token_ids = [5] * 5_000
     token_ids[place] = wrong
     with pytest.raises(ApiError, match=f"tokens holds {wrong}"):

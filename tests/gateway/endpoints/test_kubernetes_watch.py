@@ -162,7 +162,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(list_watch, "FIRST_BACKOFF_S", 0.02)
 
 
-async def test_list_watch_bookmark_and_going_on_from_there(tmp_path: Path) -> None:
+async def test_watch_resumes_from_its_bookmark_when_it_ends(tmp_path: Path) -> None:
     async with false_server(tmp_path) as (server, config):
         server.pods = [pod("a")]
         async with watching(config) as seen:
@@ -180,7 +180,7 @@ async def test_list_watch_bookmark_and_going_on_from_there(tmp_path: Path) -> No
             assert server.lists == 1
 
 
-async def test_a_pod_that_cannot_be_read_stays_as_it_was_and_harms_no_other(tmp_path: Path) -> None:
+async def test_a_pods_last_state_is_kept_and_others_go_on_when_its_object_is_malformed(tmp_path: Path) -> None:
     async with false_server(tmp_path) as (server, config):
         odd = pod("odd") | {"spec": {"containers": "none"}}
         server.pods = [pod("a"), odd, pod("b")]
@@ -192,7 +192,7 @@ async def test_a_pod_that_cannot_be_read_stays_as_it_was_and_harms_no_other(tmp_
             assert len(server.watched_from) == 1
 
 
-async def test_a_good_list_ends_the_back_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_backoff_is_reset_when_a_list_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     real_sleep = asyncio.sleep
 
@@ -214,7 +214,7 @@ async def test_a_good_list_ends_the_back_off(tmp_path: Path, monkeypatch: pytest
             assert pauses[0] < 1.3 * list_watch.FIRST_BACKOFF_S
 
 
-async def test_services_come_from_their_own_list_and_a_pods_word_on_its_age_is_not_taken(tmp_path: Path) -> None:
+async def test_a_services_age_comes_from_its_own_object_when_its_pods_annotate_another(tmp_path: Path) -> None:
     async with false_server(tmp_path) as (server, config):
         server.pods = [
             pod("a", annotations={f"{GROUP}/model": "m", f"{GROUP}/service-created": "1970-01-01T00:00:00Z"})
@@ -229,7 +229,7 @@ async def test_services_come_from_their_own_list_and_a_pods_word_on_its_age_is_n
             await until(lambda: seen.services == [Service("ns/unnamed", created, "unnamed")])
 
 
-async def test_a_cluster_without_inference_services_has_none_of_them(tmp_path: Path) -> None:
+async def test_no_services_are_listed_when_the_crd_is_not_installed(tmp_path: Path) -> None:
     async with false_server(tmp_path) as (server, config):
         server.pods, server.services = [pod("a")], None
         async with watching(config) as seen:
@@ -253,7 +253,7 @@ async def test_services_are_gone_when_their_kind_is_removed_from_the_cluster(
             await until(lambda: bool(seen.services))
 
 
-async def test_a_watch_that_is_too_old_is_listed_anew_and_what_is_gone_goes(tmp_path: Path) -> None:
+async def test_pods_are_relisted_and_missing_ones_dropped_when_the_watch_gets_410(tmp_path: Path) -> None:
     async with false_server(tmp_path) as (server, config):
         server.pods = [pod("a")]
         async with watching(config) as seen:
@@ -263,7 +263,7 @@ async def test_a_watch_that_is_too_old_is_listed_anew_and_what_is_gone_goes(tmp_
             await until(lambda: seen.names() == {"ns/b": True})
 
 
-async def test_a_server_that_fails_keeps_the_last_list(tmp_path: Path) -> None:
+async def test_the_last_list_is_kept_when_the_api_server_fails(tmp_path: Path) -> None:
     async with false_server(tmp_path) as (server, config):
         server.pods, server.fail_lists = [pod("a")], 2
         async with watching(config) as seen:
@@ -315,7 +315,7 @@ def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.cluster
-async def test_pods_of_a_real_api_server(api_server: str) -> None:
+async def test_watch_follows_pods_of_a_real_api_server(api_server: str) -> None:
     async with server_of(api_server) as api, watching(api_server, "gw") as seen:
         # The watch begins before the server does: it has to wait for it.
         await until(lambda: bool(seen.lists), timeout_s=60)

@@ -28,7 +28,7 @@ def pod(**changes: Any) -> Pod:
     return msgspec.convert(content, Pod)
 
 
-def test_a_ready_pod() -> None:
+def test_endpoint_fields_are_read_when_a_pod_is_ready() -> None:
     listed = listed_from_pod(pod())
     assert listed is not None
     assert listed.ready
@@ -52,7 +52,7 @@ def test_a_ready_pod() -> None:
         {"labels": {LABEL_GROUP: "g", LABEL_WORKER_INDEX: "1"}},
     ],
 )
-def test_a_pod_without_an_endpoint(changes: dict[str, Any]) -> None:
+def test_no_endpoint_is_listed_when_a_pod_lacks_a_required_field(changes: dict[str, Any]) -> None:
     assert listed_from_pod(pod(**changes)) is None
 
 
@@ -65,14 +65,14 @@ def test_a_pod_without_an_endpoint(changes: dict[str, Any]) -> None:
         ({"status": {"conditions": []}}, False),
     ],
 )
-def test_a_pod_that_takes_no_requests(changes: dict[str, Any], draining: bool) -> None:
+def test_an_endpoint_is_not_ready_when_its_pod_is_unready_or_draining(changes: dict[str, Any], draining: bool) -> None:
     listed = listed_from_pod(pod(**changes))
     assert listed is not None
     assert not listed.ready
     assert listed.endpoint.draining == draining
 
 
-def test_named_ports_and_ipv6() -> None:
+def test_urls_use_named_ports_and_brackets_when_the_pod_ip_is_ipv6() -> None:
     ports = [{"name": "http", "containerPort": 9000}, {"name": "events", "containerPort": 9001}]
     listed = listed_from_pod(pod(ports=ports, status={"podIP": "fd00::7"}))
     assert listed is not None
@@ -81,7 +81,7 @@ def test_named_ports_and_ipv6() -> None:
     assert listed.endpoint.replay == ""
 
 
-def test_the_leader_of_a_group_and_its_transfer_port() -> None:
+def test_transfer_port_and_group_are_read_when_a_pod_is_the_leader_of_a_group() -> None:
     ports = [{"name": name, "containerPort": port} for name, port in (("http", 8000), ("transfer", 5559))]
     labels = {LABEL_GROUP: "hash", LABEL_WORKER_INDEX: "0", f"{GROUP}/role": "prefill"}
     listed = listed_from_pod(pod(ports=ports, labels=labels))
@@ -90,7 +90,7 @@ def test_the_leader_of_a_group_and_its_transfer_port() -> None:
     assert (endpoint.transfer, endpoint.group, endpoint.role) == ("tcp://10.0.0.7:5559", "hash", "prefill")
 
 
-def test_a_pod_that_names_no_transfer_port_has_none() -> None:
+def test_transfer_address_is_empty_when_a_pod_has_no_transfer_port() -> None:
     listed = listed_from_pod(pod())
     assert listed is not None
     assert (listed.endpoint.transfer, listed.endpoint.group) == ("", "")

@@ -15,13 +15,13 @@ from tests.support.running_gateway import until
 GOOD = {"endpoints": [{"name": "a", "url": "http://127.0.0.1:1", "model": "m"}]}
 
 
-def test_json_and_yaml(tmp_path: Path) -> None:
+def test_endpoints_file_reads_the_same_when_written_as_json_or_yaml(tmp_path: Path) -> None:
     (tmp_path / "e.json").write_text(json.dumps(GOOD))
     (tmp_path / "e.yaml").write_text("endpoints:\n- name: a\n  url: http://127.0.0.1:1\n  model: m\n")
     assert read_endpoints(tmp_path / "e.json") == read_endpoints(tmp_path / "e.yaml")
 
 
-def test_a_draining_endpoint_is_not_ready(tmp_path: Path) -> None:
+def test_an_endpoint_is_not_ready_when_the_file_marks_it_draining(tmp_path: Path) -> None:
     path = tmp_path / "e.json"
     path.write_text(json.dumps({"endpoints": [{**GOOD["endpoints"][0], "draining": True}]}))
     assert [listed.ready for listed in listed_in(read_endpoints(path))] == [False]
@@ -49,7 +49,9 @@ def test_a_draining_endpoint_is_not_ready(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_bad_file_is_named_with_its_fault(content: str, complaint: str, tmp_path: Path) -> None:
+def test_the_error_names_file_and_fault_when_the_endpoints_file_is_invalid(
+    content: str, complaint: str, tmp_path: Path
+) -> None:
     path = tmp_path / "e.yaml"
     path.write_text(content)
     with pytest.raises(EndpointsFileError, match=r"e\.yaml") as error:
@@ -57,7 +59,7 @@ def test_a_bad_file_is_named_with_its_fault(content: str, complaint: str, tmp_pa
     assert complaint in str(error.value)
 
 
-async def test_a_replaced_file_is_read_and_a_bad_one_keeps_the_last_good_list(
+async def test_the_last_valid_list_is_kept_when_the_endpoints_file_becomes_invalid(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mini_infer_gateway.endpoints.static_file.POLL_S", 0.01)

@@ -9,7 +9,7 @@ PRIORITIES, ENDPOINTS, POOLS = st.integers(-1, 1), st.sampled_from("abc"), st.sa
 
 
 @given(st.lists(st.tuples(PRIORITIES, ENDPOINTS, POOLS, st.integers(1, 99), st.booleans()), max_size=40))
-def test_it_counts_what_a_list_counts(steps: list[tuple[int, str, str, int, bool]]) -> None:
+def test_backlog_counts_equal_those_of_a_plain_list(steps: list[tuple[int, str, str, int, bool]]) -> None:
     backlog, waiting = Backlog(), []
     for number, (priority, endpoint, pool, tokens, leaves) in enumerate(steps):
         if leaves and waiting:

@@ -24,7 +24,7 @@ def opened(cause: Cause = Cause.UNREACHABLE) -> Breaker:
     return breaker
 
 
-def test_opens_only_on_failures_in_a_row() -> None:
+def test_breaker_opens_only_when_failures_are_consecutive() -> None:
     breaker = Breaker()
     for _ in range(10):
         for _ in range(FAILURES_TO_OPEN - 1):
@@ -34,7 +34,7 @@ def test_opens_only_on_failures_in_a_row() -> None:
     assert opened().is_open(0.0)
 
 
-def test_answers_that_begin_and_never_end_do_not_count_as_success() -> None:
+def test_breaker_opens_when_answers_begin_and_never_complete() -> None:
     breaker = Breaker()
     for _ in range(FAILURES_TO_OPEN):
         generation = breaker.started()
@@ -43,7 +43,7 @@ def test_answers_that_begin_and_never_end_do_not_count_as_success() -> None:
     assert breaker.is_open(0.0)
 
 
-def test_lets_one_request_try_after_the_pause() -> None:
+def test_breaker_admits_one_probe_request_when_its_pause_has_passed() -> None:
     breaker = opened()
     assert breaker.is_open(FIRST_PAUSE_S - 0.01)
     assert not breaker.is_open(FIRST_PAUSE_S)
@@ -53,7 +53,7 @@ def test_lets_one_request_try_after_the_pause() -> None:
     assert breaker.closed
 
 
-def test_the_first_byte_of_the_trying_request_closes_it_and_its_end_may_still_fail() -> None:
+def test_breaker_closes_at_first_byte_and_counts_a_later_failure_when_half_open() -> None:
     breaker = opened()
     generation = breaker.started()
     breaker.first_byte(generation)
@@ -63,13 +63,13 @@ def test_the_first_byte_of_the_trying_request_closes_it_and_its_end_may_still_fa
     assert breaker.retry_at_s == 102.0, "two openings without a whole answer between them"
 
 
-def test_a_try_without_a_verdict_lets_another_try() -> None:
+def test_breaker_admits_another_probe_when_the_first_ends_without_a_verdict() -> None:
     breaker = opened()
     breaker.ended(breaker.started())
     assert not breaker.is_open(FIRST_PAUSE_S)
 
 
-def test_each_opening_doubles_the_pause_up_to_a_limit() -> None:
+def test_breaker_pause_doubles_up_to_a_limit_when_it_opens_again() -> None:
     breaker, now_s, pauses = opened(), 0.0, []
     for _ in range(8):
         pauses.append(breaker.retry_at_s - now_s)
@@ -89,7 +89,7 @@ def test_requests_that_were_out_when_it_opened_neither_lengthen_the_pause_nor_cl
     assert not breaker.closed
 
 
-def test_thousands_of_failures_without_another_endpoint_do_not_overflow() -> None:
+def test_breaker_pause_does_not_overflow_when_thousands_of_requests_fail() -> None:
     breaker = Breaker()
     for now_s in range(5_000):
         fail(breaker, float(now_s), Cause.STATUS)
@@ -98,13 +98,13 @@ def test_thousands_of_failures_without_another_endpoint_do_not_overflow() -> Non
 
 @pytest.mark.parametrize("cause", Cause)
 @pytest.mark.parametrize("evidence", Evidence)
-def test_what_closes_it_without_a_request(cause: Cause, evidence: Evidence) -> None:
+def test_breaker_closes_by_evidence_other_than_a_request_for_each_cause(cause: Cause, evidence: Evidence) -> None:
     breaker = opened(cause)
     assert breaker.learned(evidence) == breaker.closed == (evidence in CLOSED_BY[cause])
     assert not Breaker().learned(evidence), "nothing to close"
 
 
-def test_an_endpoint_that_is_always_ready_and_always_fails_waits_longer_each_time() -> None:
+def test_breaker_pause_grows_when_an_endpoint_is_ready_and_keeps_failing() -> None:
     breaker, now_s = opened(Cause.STATUS), 0.0
     for _ in range(3):
         assert not breaker.learned(Evidence.READY)

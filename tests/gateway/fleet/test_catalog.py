@@ -24,7 +24,7 @@ TWO = [
 
 
 @pytest.mark.parametrize("order", list(permutations(TWO)))
-def test_the_oldest_service_owns_a_bare_name(order: tuple[Endpoint, ...]) -> None:
+def test_the_oldest_service_owns_a_model_name_when_several_claim_it(order: tuple[Endpoint, ...]) -> None:
     catalog = Catalog.of(order)
     assert set(catalog.by_name["qwen"]) == {"b-0", "b-1"}
     assert catalog.by_name["a/llm"] == ("a-0",)
@@ -32,23 +32,23 @@ def test_the_oldest_service_owns_a_bare_name(order: tuple[Endpoint, ...]) -> Non
     assert catalog.listed == ("a/llm", "qwen")
 
 
-def test_equal_age_goes_by_namespace_and_name() -> None:
+def test_namespace_and_name_decide_the_owner_when_services_are_equally_old() -> None:
     catalog = Catalog.of([endpoint("2", "m", "b/x", OLD), endpoint("1", "m", "a/x", OLD)])
     assert catalog.by_name["m"] == ("1",)
 
 
-def test_unknown_age_is_the_youngest() -> None:
+def test_a_service_counts_as_youngest_when_its_age_is_unknown() -> None:
     catalog = Catalog.of([endpoint("1", "m", "a/x"), endpoint("2", "m", "b/x", NEW)])
     assert catalog.by_name["m"] == ("2",)
 
 
-def test_nobody_takes_over_anothers_namespaced_name() -> None:
+def test_a_namespaced_name_stays_with_its_service_when_another_serves_it_as_model() -> None:
     catalog = Catalog.of([endpoint("evil", "team/svc", "x/evil", OLD), endpoint("good", "m", "team/svc", NEW)])
     assert catalog.by_name["team/svc"] == ("good",)
     assert catalog.listed == ("m", "x/evil")
 
 
-def test_endpoints_without_a_service_share_a_model() -> None:
+def test_endpoints_share_a_model_name_when_they_have_no_service() -> None:
     catalog = Catalog.of([endpoint("1", "m"), endpoint("2", "m"), endpoint("3", "n")])
     assert dict(catalog.by_name) == {"m": ("1", "2"), "n": ("3",)}
     assert catalog.listed == ("m", "n")
@@ -57,7 +57,7 @@ def test_endpoints_without_a_service_share_a_model() -> None:
 EVIL = endpoint("evil-0", "qwen", "evil/pod", "1970-01-01T00:00:00Z")
 
 
-def test_a_pods_word_does_not_take_over_a_name_that_a_service_claims() -> None:
+def test_a_service_keeps_its_model_name_when_a_pod_claims_it() -> None:
     services = [Service("b/llm", OLD, "qwen"), Service("a/llm", NEW, "qwen")]
     catalog = Catalog.of([EVIL, *TWO], services)
     assert set(catalog.by_name["qwen"]) == {"b-0", "b-1"}
@@ -65,13 +65,13 @@ def test_a_pods_word_does_not_take_over_a_name_that_a_service_claims() -> None:
     assert catalog.listed == ("a/llm", "evil/pod", "qwen")
 
 
-def test_an_old_service_does_not_take_over_a_name_by_what_its_pods_say() -> None:
+def test_an_older_service_does_not_get_a_model_name_when_only_its_pods_claim_it() -> None:
     services = [Service("evil/pod", "2020-01-01T00:00:00Z", "other"), Service("b/llm", OLD, "qwen")]
     catalog = Catalog.of([EVIL, *TWO[:2]], services)
     assert set(catalog.by_name["qwen"]) == {"b-0", "b-1"}
 
 
-def test_a_service_keeps_its_names_without_pods_and_during_a_rollout_that_changes_them() -> None:
+def test_a_service_keeps_its_names_when_it_has_no_pods_or_a_rollout_changes_them() -> None:
     services = [Service("b/llm", OLD, "qwen-new"), Service("a/llm", NEW, "qwen-new")]
     catalog = Catalog.of(TWO, services)
     assert catalog.by_name["qwen-new"] == ()
@@ -81,7 +81,7 @@ def test_a_service_keeps_its_names_without_pods_and_during_a_rollout_that_change
     assert empty.listed == ()
 
 
-def test_pods_without_a_service_object_are_reached_by_namespace_and_name_only() -> None:
+def test_pods_are_reached_by_namespaced_name_only_when_their_service_is_missing() -> None:
     catalog = Catalog.of([EVIL], [])
     assert dict(catalog.by_name) == {"evil/pod": ("evil-0",)}
 
@@ -99,7 +99,7 @@ def test_engines_that_stay_when_their_service_is_deleted_keep_its_name() -> None
     assert orphaned(left, [replace(B, created=NEW)], TWO[:2]) == ()
 
 
-def test_a_service_that_exists_takes_the_name_of_one_that_is_gone() -> None:
+def test_an_existing_service_takes_a_model_name_when_its_owner_is_deleted() -> None:
     left = orphaned([B, A], [A], TWO)
     assert left == (B,)
     catalog = Catalog.of(TWO, [A], left)
@@ -107,7 +107,7 @@ def test_a_service_that_exists_takes_the_name_of_one_that_is_gone() -> None:
     assert catalog.listed == ("b/llm", "qwen")
 
 
-def test_a_service_that_goes_with_its_pods_leaves_nothing_to_choose() -> None:
+def test_a_model_name_has_no_endpoints_when_service_and_pods_are_deleted() -> None:
     going = [structs.replace(endpoint, draining=True) for endpoint in TWO[:2]]
     assert orphaned([B], [], going) == ()
     catalog = Catalog.of([*going, TWO[2]], [A])
@@ -115,5 +115,5 @@ def test_a_service_that_goes_with_its_pods_leaves_nothing_to_choose() -> None:
     assert catalog.by_name["qwen"] == ("a-0",)
 
 
-def test_services_without_engines_are_forgotten() -> None:
+def test_an_orphaned_service_is_forgotten_when_it_has_no_engines() -> None:
     assert orphaned([B, A], [], [TWO[2]]) == (A,)

@@ -36,7 +36,7 @@ def stored_keys(gateway: RunningGateway, name: str) -> set[bytes]:
     return set(holdings.blocks.owner) if holdings else set()
 
 
-async def test_what_was_cached_before_is_known_from_the_snapshot() -> None:
+async def test_cached_blocks_are_known_from_the_snapshot_when_the_gateway_starts_later() -> None:
     async with FakeEngine("a") as engine:
         await engine.prefill(prompt(1))
         async with running_gateway(engine.endpoint) as gateway:
@@ -47,7 +47,7 @@ async def test_what_was_cached_before_is_known_from_the_snapshot() -> None:
         assert (engine.snapshots, engine.replays) == (1, 0)
 
 
-async def test_without_a_snapshot_what_can_be_replayed_is_known() -> None:
+async def test_cached_blocks_are_known_from_replay_when_an_engine_has_no_snapshot() -> None:
     async with FakeEngine("vllm") as engine:
         engine.serves_snapshot = False
         await engine.prefill(prompt(1))
@@ -71,7 +71,7 @@ async def test_an_engine_is_followed_by_its_events_when_its_snapshot_is_larger_t
 
 
 @pytest.mark.parametrize("healed", ["replay", "snapshot"])
-async def test_a_gap_is_healed(healed: str) -> None:
+async def test_an_event_gap_is_healed_by_replay_or_snapshot(healed: str) -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         await engine.prefill(prompt(1))
@@ -87,7 +87,7 @@ async def test_a_gap_is_healed(healed: str) -> None:
         assert engine.snapshots == (2 if healed == "snapshot" else 1)
 
 
-async def test_a_publisher_that_began_anew_without_a_closed_socket_is_noticed() -> None:
+async def test_the_index_is_reset_when_a_publisher_restarts_its_sequence() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         for number in range(3):
@@ -101,7 +101,7 @@ async def test_a_publisher_that_began_anew_without_a_closed_socket_is_noticed() 
         assert num_stored(gateway, engine, 2) == 0
 
 
-async def test_an_engine_that_restarts_is_known_anew_and_meanwhile_nothing_is_claimed() -> None:
+async def test_the_index_is_empty_until_a_restarted_engine_is_known_again() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         await engine.prefill(prompt(1))
@@ -120,7 +120,7 @@ async def test_an_engine_that_restarts_is_known_anew_and_meanwhile_nothing_is_cl
         assert num_stored(gateway, engine, 1) == 0
 
 
-async def test_events_that_stop_while_the_endpoint_answers_leave_what_they_said_for_a_while() -> None:
+async def test_the_index_is_kept_for_a_while_when_events_stop() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, stale_ttl_s=60.0) as gateway:
         await gateway.settled()
         await engine.prefill(prompt(1))
@@ -140,7 +140,7 @@ async def test_events_that_stop_while_the_endpoint_answers_leave_what_they_said_
         assert num_stored(gateway, engine, 1) == 4
 
 
-async def test_events_that_make_no_sense_again_and_again_are_read_less_and_less(
+async def test_reconnects_back_off_when_events_are_malformed_repeatedly(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint_subscriber, "RECONNECT_PAUSE_S", 0.02)
@@ -164,7 +164,7 @@ async def test_events_that_make_no_sense_again_and_again_are_read_less_and_less(
         assert engine.snapshots <= 6
 
 
-async def test_an_endpoint_that_goes_leaves_nothing() -> None:
+async def test_nothing_is_left_in_the_index_when_an_endpoint_is_removed() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         await engine.prefill(prompt(1))
@@ -175,7 +175,7 @@ async def test_an_endpoint_that_goes_leaves_nothing() -> None:
         assert gateway.app.tokenizers._tokenizers == {}
 
 
-async def test_a_batch_that_makes_no_sense_starts_the_following_anew() -> None:
+async def test_the_subscription_restarts_when_an_event_batch_is_malformed() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         while engine.snapshots < 2:  # what is sent before its subscription has arrived, nobody gets
@@ -185,7 +185,7 @@ async def test_a_batch_that_makes_no_sense_starts_the_following_anew() -> None:
         await until(lambda: num_stored(gateway, engine, 1) == 4)
 
 
-async def test_growing_chats_stay_where_they_are_on_two_gateways_that_agree() -> None:
+async def test_growing_chats_stay_on_one_engine_when_there_are_two_gateways() -> None:
     async with (
         FakeEngine("a") as a,
         FakeEngine("b") as b,
@@ -222,7 +222,7 @@ async def test_load_reports_replace_own_counts() -> None:
             assert gateway.app.ledger.load("a").queued_tokens == 300
 
 
-async def test_without_events_the_index_is_approximate_and_chats_still_stick() -> None:
+async def test_chats_stay_on_one_engine_when_there_are_no_events() -> None:
     async with (
         FakeEngine("a", events=False) as a,
         FakeEngine("b", events=False) as b,
@@ -238,7 +238,7 @@ async def test_without_events_the_index_is_approximate_and_chats_still_stick() -
         assert len(pods) == 1
 
 
-async def test_a_server_without_prompt_assets_is_routed_by_load() -> None:
+async def test_requests_are_routed_by_load_when_a_server_has_no_prompt_assets() -> None:
     async with FakeEngine("a", events=False, assets=False) as a, FakeEngine("b", events=False, assets=False) as b:
         a.chunk_delay_s = b.chunk_delay_s = 30.0
         async with (
@@ -250,7 +250,7 @@ async def test_a_server_without_prompt_assets_is_routed_by_load() -> None:
             assert first.headers["x-mini-infer-pod"] != second.headers["x-mini-infer-pod"]
 
 
-async def test_an_engine_without_a_tokenizer_is_routed_by_prefixes_of_token_ids() -> None:
+async def test_token_id_prompts_are_routed_by_prefix_when_engines_have_no_tokenizer() -> None:
     no_tokenizer = b'{"error":{"message":"this server runs without a tokenizer","code":"no_tokenizer"}}'
     async with FakeEngine("a", assets=False) as a, FakeEngine("b", assets=False) as b:
         a.no_assets = b.no_assets = no_tokenizer
@@ -277,7 +277,7 @@ def folder_of(assets: PromptAssets, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("named_for", ["", "m"])
-async def test_a_named_tokenizer_makes_the_index_of_another_makers_server_exact(tmp_path: Path, named_for: str) -> None:
+async def test_the_index_is_exact_when_a_tokenizer_is_named_for_a_vllm_server(tmp_path: Path, named_for: str) -> None:
     tokenizers = {named_for: folder_of(byte_assets(), tmp_path), "another model": str(tmp_path)}
     async with FakeEngine("a", assets=False) as a, FakeEngine("b", assets=False) as b:
         a.topic = b.topic = b""  # vLLM's default
@@ -341,7 +341,7 @@ async def test_a_server_is_routed_by_load_when_it_cannot_tokenise() -> None:
             await a.start()  # for its end
 
 
-async def test_a_tokenizer_that_is_named_for_another_model_is_not_used(tmp_path: Path) -> None:
+async def test_a_tokenizer_is_not_used_when_it_is_named_for_another_model(tmp_path: Path) -> None:
     tokenizers = {"another model": folder_of(byte_assets(), tmp_path)}
     async with (
         FakeEngine("a", assets=False) as engine,
@@ -352,12 +352,12 @@ async def test_a_tokenizer_that_is_named_for_another_model_is_not_used(tmp_path:
             assert response.headers["x-mini-infer-index"] == "none"
 
 
-def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+def test_the_error_names_the_folder_when_it_has_no_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"--tokenizer {tmp_path}.*tokenizer.json"):
         read_tokenizers({"": str(tmp_path)})
 
 
-async def test_what_cannot_be_tokenised_still_reaches_an_engine() -> None:
+async def test_a_request_reaches_an_engine_when_it_cannot_be_tokenised() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         engine.status = 400
@@ -368,7 +368,7 @@ async def test_what_cannot_be_tokenised_still_reaches_an_engine() -> None:
                 assert response.headers["x-mini-infer-prompt-tokens"] == "0"
 
 
-async def test_a_salt_and_a_long_prompt_are_keyed_as_the_engine_keys_them() -> None:
+async def test_block_keys_equal_the_engines_when_a_prompt_is_long_or_salted() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         text = "long " * 10_000

@@ -8,7 +8,7 @@ def report(running: int, queued: int, *accepted: str) -> LoadReport:
     return LoadReport(0.0, running, 0, queued, 0.0, list(accepted))
 
 
-def test_without_reports_our_own_requests_count_until_they_end() -> None:
+def test_own_requests_count_as_load_until_they_end_when_an_endpoint_sends_no_reports() -> None:
     ledger = LoadLedger()
     first, second = ledger.start("e", "1", 100), ledger.start("e", "2", 50)
     assert (ledger.load("e").running, ledger.load("e").queued_tokens) == (2, 150)
@@ -19,7 +19,7 @@ def test_without_reports_our_own_requests_count_until_they_end() -> None:
     assert (ledger.load("e").running, ledger.load("e").queued_tokens) == (0, 0)
 
 
-def test_a_report_replaces_what_it_names_and_nothing_else() -> None:
+def test_a_load_report_replaces_only_the_requests_that_it_names() -> None:
     ledger = LoadLedger()
     ledger.start("e", "1", 100)
     ledger.start("e", "2", 50)
@@ -30,7 +30,7 @@ def test_a_report_replaces_what_it_names_and_nothing_else() -> None:
     assert (ledger.load("e").running, ledger.load("e").queued_tokens) == (3, 0)
 
 
-def test_an_id_that_a_client_uses_twice_is_not_lost_with_its_first_end() -> None:
+def test_the_second_request_still_counts_when_two_share_an_id_and_one_ends() -> None:
     ledger = LoadLedger()
     ledger.report("e", report(0, 0))
     first, _ = ledger.start("e", "same", 10), ledger.start("e", "same", 20)
@@ -38,7 +38,7 @@ def test_an_id_that_a_client_uses_twice_is_not_lost_with_its_first_end() -> None
     assert ledger.load("e").queued_tokens == 20
 
 
-def test_requests_under_one_id_all_count_until_each_is_reported() -> None:
+def test_all_requests_count_until_each_is_reported_when_they_share_an_id() -> None:
     ledger = LoadLedger()
     ledger.report("e", report(0, 0))
     for _ in range(3):
@@ -50,7 +50,7 @@ def test_requests_under_one_id_all_count_until_each_is_reported() -> None:
     assert (ledger.load("e").running, ledger.load("e").queued_tokens) == (3, 30)
 
 
-def test_a_ticket_outlives_its_endpoint() -> None:
+def test_a_request_can_finish_when_its_endpoint_was_removed() -> None:
     ledger = LoadLedger()
     flight = ledger.start("e", "1", 10)
     ledger.remove("e")
@@ -58,7 +58,7 @@ def test_a_ticket_outlives_its_endpoint() -> None:
     assert ledger.in_flight("e") == 0
 
 
-def test_two_gateways_that_hear_the_same_agree() -> None:
+def test_two_gateways_have_the_same_load_when_they_get_the_same_reports() -> None:
     ledgers = [LoadLedger(), LoadLedger()]
     ledgers[0].start("e", "1", 100)
     ledgers[1].start("e", "2", 50)

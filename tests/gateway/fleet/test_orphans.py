@@ -15,7 +15,7 @@ async def status(gateway: RunningGateway) -> int:
         return response.status
 
 
-async def test_orphaned_engines_answer_to_their_name_until_the_service_is_made_again() -> None:
+async def test_orphaned_engines_keep_their_model_name_until_the_service_is_recreated() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         of_service = Listed(structs.replace(engine.endpoint, service="n/m"))
@@ -32,7 +32,7 @@ async def test_orphaned_engines_answer_to_their_name_until_the_service_is_made_a
         assert gateway.app.fleet.catalog.listed == ("n/m",)
 
 
-async def test_a_pod_of_a_service_that_never_was_gets_no_name() -> None:
+async def test_a_pod_gets_no_model_name_when_its_service_never_existed() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         gateway.source.publish([Listed(structs.replace(engine.endpoint, service="n/m", model="x"))], [])

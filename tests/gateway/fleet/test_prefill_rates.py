@@ -18,12 +18,12 @@ def work_off(rates: PrefillRates, name: str, tokens_per_s: float, prompts: int, 
         now_s += 10.0  # idle, which says nothing
 
 
-def test_a_guess_until_something_is_known() -> None:
+def test_prefill_rate_is_a_default_until_it_is_measured() -> None:
     assert PrefillRates().tokens_per_s("a") == FIRST_GUESS
 
 
 @pytest.mark.parametrize("tokens_per_s", [2_000.0, 45_000.0, 300_000.0])
-def test_the_rate_is_learned_from_reports(tokens_per_s: float) -> None:
+def test_prefill_rate_is_learned_from_load_reports(tokens_per_s: float) -> None:
     rates = PrefillRates()
     for name in ("a", "b"):
         work_off(rates, name, tokens_per_s, 30)
@@ -62,14 +62,14 @@ def test_other_endpoints_keep_a_rate_when_one_reports_nonsense(reports: list[tup
     assert rates.tokens_per_s("a") == pytest.approx(before)
 
 
-def test_endpoints_that_differ_by_chance_are_equal() -> None:
+def test_prefill_rates_are_equal_when_endpoints_differ_by_noise() -> None:
     rates = PrefillRates()
     for name, rate in (("a", 40_000.0), ("b", 44_000.0), ("c", 38_000.0)):
         work_off(rates, name, rate, 30)
     assert rates.tokens_per_s("a") == rates.tokens_per_s("b") == rates.tokens_per_s("c")
 
 
-def test_what_arrivals_hide_and_what_is_too_small_is_left_out() -> None:
+def test_prefill_rate_ignores_samples_when_requests_arrive_meanwhile_or_prompts_are_short() -> None:
     rates = PrefillRates()
     for step in range(100):
         rates.report("a", LoadReport(step * 1.0, 1, 0, 50_000 - step, 0.0, ["another"]))
@@ -77,7 +77,7 @@ def test_what_arrivals_hide_and_what_is_too_small_is_left_out() -> None:
     assert rates.tokens_per_s("a") == FIRST_GUESS
 
 
-def test_what_engines_measured_counts_before_what_is_guessed_from_their_queues() -> None:
+def test_rates_that_engines_measured_replace_estimates_from_their_queues() -> None:
     rates = PrefillRates()
     work_off(rates, "a", 40_000.0, 30)
     for name, reported in (("a", 30_000.0), ("b", 33_000.0), ("slow", 5_000.0)):

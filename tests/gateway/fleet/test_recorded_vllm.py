@@ -81,7 +81,7 @@ async def servers(version: str) -> AsyncIterator[tuple[RecordedServer, RecordedS
 
 
 @pytest.mark.parametrize("version", VLLM)
-async def test_recorded_events_make_the_index_exact_and_recorded_streams_pass_untouched(
+async def test_recorded_vllm_events_make_the_index_exact_and_recorded_streams_pass_unchanged(
     version: str, tmp_path: Any
 ) -> None:
     tokenizers = {"": folder_of(byte_assets(), tmp_path)}

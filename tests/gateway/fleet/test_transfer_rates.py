@@ -30,7 +30,7 @@ def rates_of(**bytes_per_s: float) -> TransferRates:
         pytest.param(rates_of(decode=0.0), FIRST_BYTES_PER_S, id="zero: not measured yet"),
     ],
 )
-def test_the_link_between_two_engines(rates: TransferRates, bytes_per_s: float) -> None:
+def test_link_rate_is_the_slower_side_when_both_engines_report_one(rates: TransferRates, bytes_per_s: float) -> None:
     link = rates.link("decode", "prefill", 0.0)
     assert link.tokens_per_s == pytest.approx(bytes_per_s / KV_BYTES_PER_TOKEN)
     assert link.fixed_s == FIRST_FIXED_S
@@ -46,13 +46,13 @@ def test_a_link_takes_a_finite_time_when_an_engine_reports_nonsense(rate: float,
         assert 0.0 < rates.link(*ends, 0.0).seconds(1000) <= 1001.0
 
 
-def test_what_a_token_takes_is_the_models() -> None:
+def test_transfer_rate_uses_the_models_kv_bytes_per_token() -> None:
     rates = TransferRates()
     rates.report("d", LoadReport(0.0, 0, 0, 0, 0.0, transfer_bytes_per_s=1e8, kv_bytes_per_token=1000))
     assert rates.tokens_per_s("d", "p") == pytest.approx(1e5)
 
 
-def test_a_rate_that_is_not_measured_any_more_is_forgotten() -> None:
+def test_a_transfer_rate_expires_when_it_is_no_longer_reported() -> None:
     rates = TransferRates()
 
     def report(now_s: float, bytes_per_s: float) -> float:
@@ -64,13 +64,13 @@ def test_a_rate_that_is_not_measured_any_more_is_forgotten() -> None:
     assert report(EXPIRY_S + 1, 2e6) == pytest.approx(2e6)
 
 
-def test_endpoints_that_are_gone_are_forgotten() -> None:
+def test_transfer_rates_are_dropped_when_their_endpoints_are_removed() -> None:
     rates = rates_of(decode=1e9, client_left=9e9)
     rates.keep({"decode"})
     assert rates.tokens_per_s("another", "one") == pytest.approx(1e9 / KV_BYTES_PER_TOKEN)
 
 
-def test_the_fixed_cost_is_learned_bounded_and_forgotten() -> None:
+def test_fixed_transfer_cost_is_learned_bounded_and_expires() -> None:
     rates = TransferRates()
     for step in range(100):
         late_s = 0.08 - rates.link("d", "p", step * 0.1).fixed_s

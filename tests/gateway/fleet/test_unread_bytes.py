@@ -18,9 +18,7 @@ PART = b"\x03" + struct.pack(">Q", 1 << 20) + bytes(1 << 20)  # a long frame wit
 
 
 @pytest.mark.parametrize("parts", [PART, PART[:1] + struct.pack(">Q", 0)], ids=["large", "empty"])
-async def test_a_message_without_an_end_ends_its_connection_and_takes_bounded_memory(
-    parts: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_zmq_connection_ends_when_a_message_has_no_end(parts: bytes, caplog: pytest.LogCaptureFixture) -> None:
     sent = 0
 
     async def publish(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

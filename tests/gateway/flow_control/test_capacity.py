@@ -28,11 +28,11 @@ from mini_infer_gateway.flow_control.capacity import (
         pytest.param(Load(99, 0, 99_999, 0.0, reported=False), True, id="nobody could say when it has room again"),
     ],
 )
-def test_room(load: Load, has_space: bool) -> None:
+def test_endpoint_has_capacity_by_its_load_and_window(load: Load, has_space: bool) -> None:
     assert has_capacity(load, tokens_per_s=10_000.0, window_s=0.4) is has_space
 
 
-def test_the_window_grows_where_an_endpoint_ran_dry_and_shrinks_where_it_never_does() -> None:
+def test_the_window_grows_when_an_endpoint_runs_dry_and_shrinks_when_it_does_not() -> None:
     window = Window()
     window.learn(queued_tokens=0, waiting_here=0)
     assert window.seconds == FIRST_WINDOW_S  # idle, and nothing for it to do

@@ -65,7 +65,7 @@ class World:
         self.queue.report(endpoint, 0, 1.0)
 
 
-def test_what_has_room_is_given_at_once_and_the_rest_in_order() -> None:
+def test_requests_beyond_capacity_are_sent_in_order_when_earlier_ones_end() -> None:
     world = World()
     for number in range(4):
         world.offer(number)
@@ -77,7 +77,7 @@ def test_what_has_room_is_given_at_once_and_the_rest_in_order() -> None:
     assert world.queue.depth("m") == 0
 
 
-def test_priority_goes_first_then_deadline_then_arrival() -> None:
+def test_queue_orders_by_priority_then_deadline_then_arrival() -> None:
     world = World()
     for number, priority in enumerate([0, 5, 0, -3]):
         world.offer(number, priority)
@@ -86,7 +86,7 @@ def test_priority_goes_first_then_deadline_then_arrival() -> None:
     assert [number for number, _ in world.sent] == [0, 3, 2, 1]
 
 
-def test_a_waiting_request_goes_where_it_is_better_by_now() -> None:
+def test_a_waiting_request_is_rerouted_when_another_endpoint_has_become_better() -> None:
     world = World()
     world.offer(0)
     world.offer(1)
@@ -95,7 +95,7 @@ def test_a_waiting_request_goes_where_it_is_better_by_now() -> None:
     assert world.sent == [(0, "a"), (1, "b")]
 
 
-def test_it_waits_there_in_its_old_place() -> None:
+def test_a_rerouted_request_keeps_its_queue_position_when_the_new_endpoint_is_full() -> None:
     world = World(prefers={1: "b", 3: "b"})
     world.offer(0)
     world.offer(1)
@@ -106,7 +106,7 @@ def test_it_waits_there_in_its_old_place() -> None:
     assert [entry.order[2] for entry in world.backlog.waiting("b")] == [2, 3]
 
 
-def test_an_idle_endpoint_takes_over_what_is_better_there() -> None:
+def test_an_idle_endpoint_takes_waiting_requests_when_it_is_better_for_them() -> None:
     world = World()
     for number in range(4):
         world.offer(number)
@@ -151,7 +151,7 @@ def test_requests_get_a_retry_after_when_the_queue_is_full() -> None:
     assert world.queue.depth("m") == 2
 
 
-def test_a_higher_priority_takes_the_place_of_the_last() -> None:
+def test_the_last_request_is_refused_when_the_queue_is_full_and_a_higher_priority_arrives() -> None:
     world = World(max_queue=2)
     for number in range(3):
         world.offer(number)
@@ -161,7 +161,7 @@ def test_a_higher_priority_takes_the_place_of_the_last() -> None:
     assert world.sent[-1] == (3, "a")
 
 
-def test_a_retry_is_not_refused() -> None:
+def test_a_retry_is_queued_when_the_queue_is_full() -> None:
     world = World(max_queue=1)
     world.offer(0)
     world.offer(1)
@@ -169,7 +169,7 @@ def test_a_retry_is_not_refused() -> None:
     assert world.queue.depth("m") == 2
 
 
-def test_who_leaves_leaves_at_once() -> None:
+def test_a_request_leaves_the_queue_at_once_when_it_is_dropped() -> None:
     world = World()
     world.offer(0)
     second, third = world.offer(1), world.offer(2)
@@ -181,7 +181,7 @@ def test_who_leaves_leaves_at_once() -> None:
     assert world.queue.depth("m") == 0
 
 
-def test_what_waits_for_a_gone_endpoint_goes_elsewhere_or_is_given_up() -> None:
+def test_waiting_requests_are_rerouted_or_abandoned_when_their_endpoint_is_removed() -> None:
     world = World()
     for number in range(3):
         world.offer(number)
@@ -191,7 +191,7 @@ def test_what_waits_for_a_gone_endpoint_goes_elsewhere_or_is_given_up() -> None:
     assert world.abandoned == [2]
 
 
-def test_many_that_wait_for_a_gone_endpoint_go_a_few_at_a_time() -> None:
+def test_rerouting_is_done_in_slices_when_many_wait_for_a_removed_endpoint() -> None:
     world = World(max_queue=1000)
     world.queued["a"] = world.queued["b"] = FULL
     for number in range(100):
@@ -205,7 +205,7 @@ def test_many_that_wait_for_a_gone_endpoint_go_a_few_at_a_time() -> None:
     assert [entry.order[2] for entry in world.backlog.waiting("b")] == list(range(100))
 
 
-def test_without_an_endpoint_nothing_waits() -> None:
+def test_nothing_is_queued_when_there_is_no_endpoint() -> None:
     world = World(prefers={0: None})
     world.offer(0)
     assert not world.found
@@ -213,14 +213,16 @@ def test_without_an_endpoint_nothing_waits() -> None:
 
 
 @pytest.mark.parametrize(("max_queue", "priority"), [(0, 0), (10, IMMEDIATE)])
-def test_some_never_wait(max_queue: int, priority: int) -> None:
+def test_requests_are_sent_at_once_when_the_queue_is_off_or_their_priority_is_immediate(
+    max_queue: int, priority: int
+) -> None:
     world = World(max_queue=max_queue)
     for number in range(5):
         world.offer(number, priority)
     assert len(world.sent) == 5
 
 
-def test_one_look_places_a_bounded_number() -> None:
+def test_one_pump_places_a_bounded_number_of_requests() -> None:
     world = World(max_queue=1000, capacity=FULL // 4)
     world.queued["a"] = FULL
     for number in range(100):

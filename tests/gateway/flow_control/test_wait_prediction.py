@@ -6,14 +6,14 @@ from mini_infer_gateway.flow_control.wait_prediction import LONGEST_RETRY_AFTER_
 
 
 @pytest.mark.parametrize("pause_s", [0.01, 0.5, 20.0])
-def test_it_is_the_pace_times_those_before(pause_s: float) -> None:
+def test_predicted_wait_is_the_placement_pause_times_the_requests_ahead(pause_s: float) -> None:
     prediction = WaitPrediction()
     for number in range(200):
         prediction.placed(number * pause_s, still_waiting=True)
     assert prediction.seconds(9, otherwise_s=1e9) == pytest.approx(10 * pause_s)
 
 
-def test_the_latest_pauses_count_most() -> None:
+def test_predicted_wait_weights_the_latest_pauses_most() -> None:
     prediction = WaitPrediction()
     for number in range(100):
         prediction.placed(number * 1.0, still_waiting=True)
@@ -22,7 +22,7 @@ def test_the_latest_pauses_count_most() -> None:
     assert prediction.seconds(0, 0.0) == pytest.approx(3.0, rel=0.02)
 
 
-def test_times_in_which_nothing_waits_teach_nothing() -> None:
+def test_predicted_wait_ignores_times_when_nothing_waits() -> None:
     prediction = WaitPrediction()
     assert prediction.seconds(3, otherwise_s=7.0) == 7.0
     for start_s in (0.0, 1000.0, 5000.0):

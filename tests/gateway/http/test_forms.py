@@ -30,7 +30,7 @@ async def form(**fields: str) -> tuple[bytes, bytes]:
     return bytes(body), boundary_of([(b"content-type", writer.content_type.encode()), (b"authorization", b"Bearer x")])
 
 
-async def test_fields_are_read_and_the_model_is_exchanged() -> None:
+async def test_form_fields_are_read_and_only_the_model_is_replaced() -> None:
     body, boundary = await form(model="whisper é", language="de", stream="true", empty="")
     assert form_fields(body, boundary) == {"model": "whisper é", "language": "de", "stream": True, "empty": ""}
     changed = with_model_field(body, boundary, "org/other")
@@ -46,11 +46,11 @@ async def test_fields_are_read_and_the_model_is_exchanged() -> None:
         ('Multipart/Form-Data; charset=x; boundary="a b"', b"a b"),
     ],
 )
-def test_the_boundary_stands_in_the_head(head: str, boundary: bytes) -> None:
+def test_the_form_boundary_is_read_from_the_content_type(head: str, boundary: bytes) -> None:
     assert boundary_of([(b"content-type", head.encode()), (b"authorization", b"")]) == boundary
 
 
-def test_a_form_that_a_web_page_could_send_is_refused() -> None:
+def test_a_form_is_refused_when_it_has_no_authorization_header() -> None:
     with pytest.raises(ApiError, match="Authorization") as caught:
         boundary_of([(b"content-type", b"multipart/form-data; boundary=x")])
     assert caught.value.status == 415
@@ -77,13 +77,13 @@ NAMED = b'Content-Disposition: form-data; name="a"'
         part(NAMED) * (MOST_PARTS + 1) + b"--x--",
     ],
 )
-def test_what_is_broken_is_refused(body: bytes) -> None:
+def test_a_form_is_refused_with_400_when_it_is_malformed(body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
         form_fields(body, b"x")
     assert caught.value.status == 400
 
 
-def test_mutations_are_read_or_refused() -> None:
+def test_mutated_forms_are_read_or_refused_and_never_raise() -> None:
     dice, whole = random.Random(1), part(NAMED, b"b") * 3 + b"--x--\r\n"
     for _ in range(3000):
         at, length = dice.randrange(len(whole)), dice.randrange(4)

@@ -27,7 +27,7 @@ PLAIN: Headers = [(b"content-type", b"application/json"), (b"traceparent", b"00-
         (b"x-a", b"1\n x-mini-infer-prefill-from: tcp://10.0.0.7:5559"),
     ],
 )
-def test_what_an_endpoint_does_not_get(dropped: tuple[bytes, bytes]) -> None:
+def test_private_and_hop_by_hop_headers_are_not_forwarded_to_an_endpoint(dropped: tuple[bytes, bytes]) -> None:
     assert to_endpoint([dropped, *PLAIN]) == PLAIN
 
 
@@ -42,13 +42,13 @@ def test_what_an_endpoint_does_not_get(dropped: tuple[bytes, bytes]) -> None:
         (b"x-request-id", b"another"),
     ],
 )
-def test_what_a_client_does_not_get(dropped: tuple[bytes, bytes]) -> None:
+def test_private_and_hop_by_hop_headers_are_not_forwarded_to_a_client(dropped: tuple[bytes, bytes]) -> None:
     own = [(b"x-request-id", b"mine"), (b"x-mini-infer-pod", b"a")]
     assert to_client([dropped, *PLAIN], own) == PLAIN + own
 
 
 @pytest.mark.parametrize("to", [to_endpoint, lambda headers: to_client(headers, [])])
-def test_headers_that_connection_names_are_dropped(to: object) -> None:
+def test_headers_are_dropped_when_the_connection_header_names_them(to: object) -> None:
     assert callable(to)
     headers = [(b"x-a", b"1"), (b"connection", b"close, X-A"), (b"x-b", b"2"), (b"connection", b"x-b"), *PLAIN]
     assert to(headers) == PLAIN

@@ -23,7 +23,9 @@ EVENT = st.sampled_from(
 @given(
     st.lists(EVENT), st.binary(max_size=5).filter(lambda rest: b"\n" not in rest and b"\r" not in rest), st.integers()
 )
-def test_what_goes_in_comes_out_and_every_piece_ends_with_an_event(events: list[bytes], rest: bytes, seed: int) -> None:
+def test_event_splitter_keeps_all_bytes_and_ends_each_piece_at_an_event(
+    events: list[bytes], rest: bytes, seed: int
+) -> None:
     random, splitter, stream, out = Random(seed), EventSplitter(), b"".join(events) + rest, b""
     while stream:
         size = random.randint(1, 12)
@@ -34,7 +36,7 @@ def test_what_goes_in_comes_out_and_every_piece_ends_with_an_event(events: list[
     assert splitter.rest().endswith(rest)
 
 
-def test_what_is_no_event_stream_is_passed_on() -> None:
+def test_event_splitter_passes_bytes_on_when_they_are_no_event_stream() -> None:
     splitter = EventSplitter()
     piece = b"x" * (LONGEST_EVENT_BYTES + 1)
     assert splitter.feed(piece) == piece
@@ -65,7 +67,7 @@ def test_streams_buffer_a_bounded_amount_when_none_of_their_events_ends() -> Non
         (b'event: error\ndata: {"type":"error"}\n\n', True),
     ],
 )
-def test_errors_inside_of_a_stream(events: bytes, error: bool) -> None:
+def test_errors_are_detected_in_sse_events(events: bytes, error: bool) -> None:
     assert has_error(events) == error
 
 
@@ -80,5 +82,5 @@ def test_errors_inside_of_a_stream(events: bytes, error: bool) -> None:
         (b"", b""),
     ],
 )
-def test_comments_before_the_first_event_are_none(events: bytes, rest: bytes) -> None:
+def test_sse_comments_are_removed_before_the_first_event(events: bytes, rest: bytes) -> None:
     assert without_comments(events) == rest

@@ -71,7 +71,9 @@ async def serving(*answers: bytes, close: bool = False, split: int = 1 << 20) ->
         (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
     ],
 )
-async def test_framed_responses_and_reuse(answer: bytes, body: bytes, split: int) -> None:
+async def test_responses_are_read_and_the_connection_reused_for_each_framing(
+    answer: bytes, body: bytes, split: int
+) -> None:
     upstream = Upstream(1.0)
     async with serving(answer, answer, split=split) as (url, heads):
         for _ in range(2):
@@ -82,7 +84,7 @@ async def test_framed_responses_and_reuse(answer: bytes, body: bytes, split: int
         upstream.close()
 
 
-async def test_a_body_without_a_length_ends_with_its_connection() -> None:
+async def test_a_body_ends_with_its_connection_when_it_has_no_length() -> None:
     async with serving(b"HTTP/1.1 200 OK\r\n\r\nhello", close=True) as (url, _):
         assert await Upstream(1.0).fetch(url, "/", 1.0) == (200, b"hello")
 
@@ -96,7 +98,7 @@ async def test_a_body_without_a_length_ends_with_its_connection() -> None:
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n",
     ],
 )
-async def test_broken_responses_say_so(answer: bytes) -> None:
+async def test_broken_connection_is_raised_when_a_response_is_cut_short(answer: bytes) -> None:
     async with serving(answer, close=True) as (url, _):
         with pytest.raises(BrokenConnectionError):
             await Upstream(1.0).fetch(url, "/", 1.0)
@@ -121,7 +123,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("answer", MALFORMED, ids=range(len(MALFORMED)))
-async def test_what_is_not_one_response_is_refused_and_its_connection_never_used_again(answer: bytes) -> None:
+async def test_a_connection_is_not_reused_when_its_response_is_malformed(answer: bytes) -> None:
     async with serving(answer, OK) as (url, heads):
         upstream = Upstream(1.0)
         with pytest.raises(MalformedResponseError):
@@ -131,7 +133,7 @@ async def test_what_is_not_one_response_is_refused_and_its_connection_never_used
         upstream.close()
 
 
-async def test_bytes_that_come_while_a_connection_is_idle_end_it() -> None:
+async def test_an_idle_connection_is_closed_when_bytes_arrive_on_it() -> None:
     reported = asyncio.Event()
     accepted = 0
 
@@ -160,12 +162,12 @@ async def test_bytes_that_come_while_a_connection_is_idle_end_it() -> None:
 
 
 @pytest.mark.parametrize("url", ["http://h:99999", "http://[::1", "http://h:x", "http://", "ftp://h:1", "nonsense"])
-async def test_an_address_that_is_none_is_a_connect_error(url: str) -> None:
+async def test_connect_error_is_raised_when_the_url_is_no_address(url: str) -> None:
     with pytest.raises(ConnectError, match="is no address"):
         await Upstream(1.0).fetch(url, "/", 1.0)
 
 
-async def test_silence_is_a_timeout_and_a_closed_port_a_connect_error() -> None:
+async def test_timeout_is_raised_when_an_endpoint_is_silent_and_connect_error_when_its_port_is_closed() -> None:
     async with serving(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello", b"never asked for") as (url, _):
         with pytest.raises(UpstreamTimeoutError):
             await Upstream(1.0).fetch(url, "/", 0.05)
@@ -174,7 +176,7 @@ async def test_silence_is_a_timeout_and_a_closed_port_a_connect_error() -> None:
         await Upstream(1.0).fetch(url, "/", 1.0)
 
 
-async def test_a_lost_host_is_noticed_by_the_kernel() -> None:
+async def test_connections_use_tcp_keepalive_so_that_a_lost_host_is_noticed() -> None:
     async with serving(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi") as (url, _):
         response = await Upstream(1.0).request(url, "GET", b"/", [], b"", 1.0)
         assert response._transport is not None
@@ -185,7 +187,7 @@ async def test_a_lost_host_is_noticed_by_the_kernel() -> None:
         response.cut()
 
 
-async def test_an_unread_body_stops_its_sender() -> None:
+async def test_reading_stops_when_a_response_body_is_not_consumed() -> None:
     size = 20_000_000
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size
     async with serving(answer, split=100_000) as (url, _):
@@ -199,7 +201,7 @@ async def test_an_unread_body_stops_its_sender() -> None:
         response.close()
 
 
-async def test_a_connection_that_closed_while_idle_is_replaced_without_a_word() -> None:
+async def test_a_request_is_repeated_on_a_new_connection_when_the_idle_one_was_closed() -> None:
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
     async with serving(answer, b"", answer) as (url, heads):
         upstream = Upstream(1.0)
@@ -210,7 +212,7 @@ async def test_a_connection_that_closed_while_idle_is_replaced_without_a_word() 
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_chunks_come_out_whole_however_they_are_cut(seed: int) -> None:
+async def test_chunked_bodies_are_decoded_for_every_split_of_their_bytes(seed: int) -> None:
     """Lone chunks pass by the parser, which must be between two chunks then: so all that looks alike is mixed here."""
     dice = Random(seed)
     bodies = [b"5\r\nhello\r\n", b"a", b"0\r\n\r\n", b"x" * 300, b"\r\n", b"3\r\nab\r\n"]
@@ -233,7 +235,7 @@ async def test_chunks_come_out_whole_however_they_are_cut(seed: int) -> None:
 
 
 @given(st.binary(min_size=1, max_size=5000), st.binary(max_size=3))
-def test_a_body_of_one_chunk_is_recognised(body: bytes, more: bytes) -> None:
+def test_a_lone_chunk_is_recognised_when_a_piece_holds_exactly_one(body: bytes, more: bytes) -> None:
     """Of each length, also where the size has one digit more than that of the chunk one byte shorter."""
     chunk = b"%x\r\n%b\r\n" % (len(body), body)
     assert _lone_chunk(chunk) == body
@@ -242,6 +244,6 @@ def test_a_body_of_one_chunk_is_recognised(body: bytes, more: bytes) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 255, 256, 257, 4095, 4096, 65535, 65536, 1 << 20])
-def test_a_lone_chunk_may_have_any_length(size: int) -> None:
+def test_a_lone_chunk_is_recognised_for_each_length(size: int) -> None:
     assert _lone_chunk(b"%x\r\n%b\r\n" % (size, b"x" * size)) == b"x" * size
     assert _lone_chunk(b"%x\r\n%b\r\n" % (size + 1, b"x" * size)) == b""

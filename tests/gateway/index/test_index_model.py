@@ -76,7 +76,7 @@ def tokens_of(path: list[int]) -> list[int]:
 
 @settings(max_examples=200, deadline=None)
 @given(steps, st.booleans())
-def test_hits_are_the_models(actions: list[tuple[str, Any]], packed: bool) -> None:
+def test_index_hits_equal_those_of_a_plain_model(actions: list[tuple[str, Any]], packed: bool) -> None:
     index, model, now_s, seen = PrefixIndex(10_000), PlainModel(), 0.0, [[0], [1, 1], [2, 0, 1]]
 
     def as_chain(keys: Keys) -> Any:
@@ -123,7 +123,7 @@ def test_hits_are_the_models(actions: list[tuple[str, Any]], packed: bool) -> No
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(paths, st.lists(st.integers(0, 99), max_size=3)), max_size=12))
-def test_a_sender_that_evicts_in_the_middle_leaves_gaps_and_no_false_hits(
+def test_the_index_has_no_false_hits_when_blocks_are_evicted_inside_a_chain(
     rounds: list[tuple[list[int], list[int]]],
 ) -> None:
     index, stored = PrefixIndex(10_000), dict[bytes, None]()
@@ -144,7 +144,7 @@ def test_a_sender_that_evicts_in_the_middle_leaves_gaps_and_no_false_hits(
     assert not index._endpoints["e"].blocks._ghosts
 
 
-def test_conversations_are_forgotten_from_their_ends() -> None:
+def test_the_index_drops_chains_from_their_ends_when_it_is_full() -> None:
     index = PrefixIndex(100)
     chats = [block_keys(tokens_of([number] * 30), prompt_root()) for number in range(3)]
     for number, keys in enumerate(chats):
@@ -192,7 +192,7 @@ def without_garbage_collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("without_garbage_collector")
-def test_no_call_takes_long_with_two_million_tokens() -> None:
+def test_index_calls_are_short_when_it_holds_two_million_tokens() -> None:
     """A snapshot, guesses, a full index, expiry and freeing: each step below what a waiting request notices."""
     index = PrefixIndex(140_000)
     chains = [stored(1_500 * number, 1_500, number) for number in range(84)]  # 126,000 blocks, two million tokens
@@ -212,7 +212,7 @@ def test_no_call_takes_long_with_two_million_tokens() -> None:
 
 
 @pytest.mark.parametrize("pods", [64, 128])
-def test_hits_of_all_endpoints_are_found_quickly(pods: int) -> None:
+def test_hits_of_all_endpoints_are_found_faster_than_by_a_walk_over_blocks(pods: int) -> None:
     """32,000 tokens that every pod holds to another depth, against a walk over the blocks in the same run."""
     index = PrefixIndex(1_000_000)
     tokens = list(range(32_000))

@@ -15,7 +15,7 @@ def keys(first: int, count: int) -> list[bytes]:
     st.lists(st.tuples(st.integers(0, 3 * CHUNK_KEYS), st.floats(0, 1)), max_size=5),
     st.slices(3 * CHUNK_KEYS),
 )
-def test_it_grows_and_is_cut_like_a_list(rounds: list[tuple[int, float]], part: slice) -> None:
+def test_key_chain_behaves_like_a_list_when_it_grows_and_is_cut(rounds: list[tuple[int, float]], part: slice) -> None:
     chain, expected = KeyChain([]), list[bytes]()
     for number, (count, kept) in enumerate(rounds):
         blocks, new = int(kept * len(expected)), keys(10_000 * number, count)
@@ -35,7 +35,7 @@ def test_it_grows_and_is_cut_like_a_list(rounds: list[tuple[int, float]], part: 
 
 
 @given(st.integers(0, 3 * CHUNK_KEYS), st.booleans(), st.data())
-def test_one_lookup_finds_what_each_of_many_holds(count: int, packed: bool, data: st.DataObject) -> None:
+def test_lookup_finds_the_deepest_stored_block_of_each_endpoint(count: int, packed: bool, data: st.DataObject) -> None:
     """Whatever those before held, and whether all have runs of the same length."""
     listed = keys(0, count)
     lookup = Lookup(KeyChain(listed) if packed else listed)

@@ -85,7 +85,7 @@ actions = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(actions, st.sampled_from([8, 16, 24, 32, 64]), prompts, st.sampled_from(["", "tenant"]))
-def test_the_index_equals_the_endpoints_cache(
+def test_index_equals_the_endpoints_cache_after_its_events(
     steps: list[tuple[str, object, str]], block_size: int, probe: list[int], probe_salt: str
 ) -> None:
     index, cache = PrefixIndex(100_000), ForeignCache(block_size)
@@ -118,7 +118,7 @@ def keys(blocks: int, adapter: str = "", salt: str = "") -> list[bytes]:
     return block_keys([number % 50 for number in range(blocks * BLOCK)], prompt_root(adapter, salt))
 
 
-def test_a_guess_counts_until_it_expires_or_is_removed() -> None:
+def test_an_approximate_hit_counts_until_it_expires_or_is_removed() -> None:
     index = PrefixIndex(1000)
     index.guess("e", keys(4), expires_s=10.0)
     assert index.hit("e", keys(6), 9.9).blocks == 4
@@ -148,19 +148,19 @@ def test_a_guess_counts_until_it_expires_or_is_removed() -> None:
         (stored(0, 2, medium="GPU", group_idx=0), "", "", 2),
     ],
 )
-def test_what_tells_caches_apart(event: BlockStored, adapter: str, salt: str, blocks: int) -> None:
+def test_block_hits_require_the_same_adapter_and_salt(event: BlockStored, adapter: str, salt: str, blocks: int) -> None:
     index = PrefixIndex(1000)
     index.apply("e", [event])
     assert index.hit("e", keys(2, adapter, salt), 0.0).blocks == blocks
 
 
-def test_a_chain_on_an_unknown_parent_is_counted_and_left_out() -> None:
+def test_a_stored_chain_is_counted_and_ignored_when_its_parent_is_unknown() -> None:
     index = PrefixIndex(1000)
     assert index.apply("e", [stored(1, 2, parent=0)]) == 1
     assert index.cached_blocks("e") == 0
 
 
-def test_sharers_are_conversations_below_a_common_part() -> None:
+def test_sharers_count_the_chains_below_a_common_prefix() -> None:
     index = PrefixIndex(1000)
     shared = list(range(32))
     chats = [shared + [100 + chat] * 32 for chat in range(3)]
@@ -172,7 +172,9 @@ def test_sharers_are_conversations_below_a_common_part() -> None:
 
 
 @given(st.integers(20, 200), st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 60)), min_size=1, max_size=20))
-def test_memory_is_bounded_and_what_is_left_is_true(limit: int, steps: list[tuple[str, int]]) -> None:
+def test_index_memory_is_bounded_and_its_remaining_entries_are_consistent(
+    limit: int, steps: list[tuple[str, int]]
+) -> None:
     index = PrefixIndex(limit)
     for number, (name, blocks) in enumerate(steps):
         index.apply(name, [stored(number * 1000, blocks)])
@@ -183,7 +185,7 @@ def test_memory_is_bounded_and_what_is_left_is_true(limit: int, steps: list[tupl
             assert all(blocks.end_of(row)[0] == key for key, row in blocks.owner.items())
 
 
-def test_what_is_used_stays_and_the_rest_is_forgotten_first() -> None:
+def test_unused_chains_are_dropped_first_when_the_index_is_full() -> None:
     index = PrefixIndex(100)
     index.apply("e", [stored(0, 10)])
     index.apply("e", [stored(1000, 85)])
@@ -201,7 +203,7 @@ def test_what_is_used_stays_and_the_rest_is_forgotten_first() -> None:
     ),
     st.integers(0, 40),
 )
-def test_all_endpoints_at_once_are_seen_as_each_by_itself(
+def test_hits_of_many_endpoints_equal_hits_of_each_alone(
     holdings: list[tuple[int, int, float, int]], blocks: int
 ) -> None:
     """`holdings`: blocks held, blocks sent in all, when that guess ends (it is 2.0 now), the endpoint's block size."""

@@ -69,7 +69,7 @@ def sides() -> Iterator[Sequence[Side]]:
         yield engines
 
 
-async def test_streams_outlive_the_prefill_engine_and_a_decode_engine(sides: Sequence[Side]) -> None:
+async def test_streams_complete_when_a_prefill_and_a_decode_engine_are_killed(sides: Sequence[Side]) -> None:
     """Everything goes apart; then the one prefill engine is killed and comes back, and a decode engine is killed."""
     prefill, first, second = sides
     async with fleet(prefill, first, second, max_local_prefill_tokens=0) as gateway:
@@ -114,7 +114,7 @@ async def test_streams_outlive_the_prefill_engine_and_a_decode_engine(sides: Seq
         assert gateway.app.ledger.in_flight("p") == 0
 
 
-async def test_a_prefill_engine_names_what_it_has_got_in_its_load_reports(sides: Sequence[Side]) -> None:
+async def test_a_prefill_engines_load_reports_name_the_requests_it_has_received(sides: Sequence[Side]) -> None:
     """Else the gateway would count a prompt twice: by its own word, and as a part of the engine's queue."""
     prefill, _, decode = sides
     async with fleet(prefill, decode, max_local_prefill_tokens=0) as gateway:
@@ -138,7 +138,9 @@ async def test_a_prefill_engine_names_what_it_has_got_in_its_load_reports(sides:
         assert accepted == ["the-clients-own"]
 
 
-async def test_many_prompts_on_their_way_do_not_fill_a_decode_engine(sides: Sequence[Side]) -> None:
+async def test_a_decode_engine_gets_more_requests_when_transferred_prompts_are_on_their_way(
+    sides: Sequence[Side],
+) -> None:
     """They hold its pages and run; were they taken for waiting ones, only two at once would be sent."""
     prefill, _, decode = sides
     async with fleet(prefill, decode, max_local_prefill_tokens=0) as gateway:

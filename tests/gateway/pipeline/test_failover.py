@@ -42,7 +42,7 @@ async def kill(engine: FakeEngine) -> None:
     await engine.stop()
 
 
-async def test_a_pod_without_room_fails_nobody_and_gets_little() -> None:
+async def test_requests_go_to_another_pod_when_one_answers_429() -> None:
     async with FakeEngine("full") as full, FakeEngine("idle") as idle:
         full.status = 429
         async with running_gateway(full.endpoint, idle.endpoint, routing="load") as gateway:
@@ -51,7 +51,7 @@ async def test_a_pod_without_room_fails_nobody_and_gets_little() -> None:
             assert gateway.app.fleet.endpoints["full"].breaker.closed, "busy is not broken"
 
 
-async def test_a_429_is_relayed_where_nobody_has_room_and_its_retry_after_is_kept_to() -> None:
+async def test_429_is_forwarded_and_its_retry_after_obeyed_when_no_pod_has_room() -> None:
     async with FakeEngine("a") as a, FakeEngine("b") as b:
         a.status = b.status = 429
         a.answer_headers = b.answer_headers = {"retry-after": "7"}
@@ -65,7 +65,7 @@ async def test_a_429_is_relayed_where_nobody_has_room_and_its_retry_after_is_kep
 
 
 @pytest.mark.parametrize("fault", ["broke", "engine_dead"])
-async def test_a_body_that_has_ended_two_engines_goes_to_no_third(fault: str) -> None:
+async def test_a_request_is_refused_when_it_has_ended_two_engines(fault: str) -> None:
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(FakeEngine(name)) for name in "abcd"]
         for engine in engines:
@@ -162,7 +162,7 @@ async def test_a_kept_connection_is_replaced_when_its_endpoint_closed_it_while_i
     ],
     ids=["101", "204", "777", "two", "endless", "smtp"],
 )
-async def test_an_answer_that_is_none_is_a_clear_502_and_another_pods_answer_where_there_is_one(answer: bytes) -> None:
+async def test_a_request_is_retried_or_gets_502_when_an_answer_is_malformed(answer: bytes) -> None:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         writer.write(answer if head.startswith(b"POST") else b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
@@ -179,7 +179,7 @@ async def test_an_answer_that_is_none_is_a_clear_502_and_another_pods_answer_whe
     server.close()
 
 
-async def test_a_deadline_holds_over_all_attempts() -> None:
+async def test_a_request_gets_504_when_its_deadline_passes_over_all_attempts() -> None:
     async with FakeEngine("a") as a, FakeEngine("b") as b:
         a.hang = b.hang = True
         async with running_gateway(a.endpoint, b.endpoint, request_deadline_s=0.3) as gateway:
@@ -188,7 +188,7 @@ async def test_a_deadline_holds_over_all_attempts() -> None:
             assert len(a.bodies) + len(b.bodies) == 1
 
 
-async def test_thousands_of_failures_are_503_and_never_500() -> None:
+async def test_requests_get_503_and_never_500_when_a_breaker_opened_thousands_of_times() -> None:
     async with FakeEngine("a") as engine:
         engine.status = 503
         async with running_gateway(engine.endpoint) as gateway:
@@ -247,7 +247,7 @@ async def test_a_pod_that_died_with_requests_in_flight_is_used_again_when_it_is_
         assert len(dying.bodies) == before + 1
 
 
-async def test_a_pod_that_is_ready_and_answers_500_is_not_readmitted_by_its_word(
+async def test_a_breaker_stays_open_when_a_pod_is_ready_and_answers_500(
     quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(breaker, "FIRST_PAUSE_S", breaker.LONGEST_PAUSE_S)  # however slow the machine is
@@ -261,7 +261,7 @@ async def test_a_pod_that_is_ready_and_answers_500_is_not_readmitted_by_its_word
             assert len(bad.bodies) == 3
 
 
-async def test_a_hung_pod_loses_its_place_and_what_waits_on_it_is_answered_elsewhere(quick: None) -> None:
+async def test_pending_requests_are_retried_elsewhere_when_a_pod_hangs(quick: None) -> None:
     async with (
         FakeEngine("hung") as hung,
         FakeEngine("good") as good,
@@ -284,7 +284,7 @@ async def test_a_hung_pod_loses_its_place_and_what_waits_on_it_is_answered_elsew
         await until(lambda: state.breaker.closed)
 
 
-async def test_a_hung_pod_without_events_is_known_by_its_peers(quick: None) -> None:
+async def test_a_hung_pod_is_detected_by_comparison_with_its_peers_when_it_sends_no_events(quick: None) -> None:
     async with FakeEngine("hung", events=False) as hung, FakeEngine("good", events=False) as good:
         hung.is_ready = None
         async with running_gateway(hung.endpoint, good.endpoint, routing="round-robin") as gateway:
@@ -295,7 +295,7 @@ async def test_a_hung_pod_without_events_is_known_by_its_peers(quick: None) -> N
             assert not gateway.app.fleet.endpoints["hung"].breaker.closed
 
 
-async def test_with_nobody_else_a_silent_pod_keeps_its_requests(quick: None) -> None:
+async def test_a_silent_pod_keeps_its_requests_when_there_is_no_other(quick: None) -> None:
     async with FakeEngine("only") as only, running_gateway(only.endpoint) as gateway:
         await gateway.settled()
         await only.report()
@@ -311,7 +311,7 @@ async def test_with_nobody_else_a_silent_pod_keeps_its_requests(quick: None) -> 
 
 
 @pytest.mark.parametrize("draining", [False, True])
-async def test_what_waits_on_a_pod_that_its_source_removed_is_tried_elsewhere(draining: bool) -> None:
+async def test_pending_requests_are_retried_elsewhere_when_their_pod_is_removed(draining: bool) -> None:
     async with (
         FakeEngine("lost") as lost,
         FakeEngine("good") as good,

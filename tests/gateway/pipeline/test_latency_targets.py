@@ -95,7 +95,7 @@ async def test_a_request_is_refused_at_once_when_the_predicted_wait_is_longer_th
 
 
 @pytest.mark.parametrize("value", ["soon", "-5", "nan", "1e999", ""])
-async def test_a_target_that_is_no_time_is_left_to_the_engine(value: str) -> None:
+async def test_a_ttft_header_is_forwarded_when_it_is_no_number(value: str) -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         async with chat(gateway, "hi", {"x-mini-infer-ttft-ms": value}) as response:
             assert response.status == 200

@@ -57,7 +57,7 @@ def sources_of(one: FakeEngine) -> list[tuple[str | None, str | None]]:
     return [(headers.get(PREFILL_FROM_HEADER), headers.get(FETCH_FROM_HEADER)) for headers in one.headers]
 
 
-async def test_the_decode_engine_is_told_who_computes_and_the_prefill_engine_gets_no_request() -> None:
+async def test_the_decode_engine_gets_the_prefill_engines_address_when_a_prompt_is_computed_apart() -> None:
     prefill, decode = engine("p1", "prefill"), engine("d1", "decode")
     async with fleet(prefill, decode) as gateway:
         assert await send_request(gateway, LONG, stream=True) == "p1"
@@ -72,7 +72,7 @@ async def test_the_decode_engine_is_told_who_computes_and_the_prefill_engine_get
 
 
 @pytest.mark.parametrize("name", [PREFILL_FROM_HEADER, FETCH_FROM_HEADER])
-async def test_clients_cannot_name_engines(name: str) -> None:
+async def test_transfer_headers_are_stripped_when_a_client_sends_them(name: str) -> None:
     decode = engine("d1", "decode")
     async with fleet(decode) as gateway:
         body = {"model": "m", "messages": [{"role": "user", "content": LONG}]}
@@ -82,7 +82,7 @@ async def test_clients_cannot_name_engines(name: str) -> None:
         assert sources_of(decode) == [(None, None)]
 
 
-async def test_only_what_decodes_one_prompt_is_computed_apart() -> None:
+async def test_only_requests_with_one_decoded_prompt_are_disaggregated() -> None:
     prefill, decode = engine("p1", "prefill"), engine("d1", "decode")
     async with fleet(prefill, decode, max_local_prefill_tokens=0) as gateway:
         for path, fields in {
@@ -99,7 +99,7 @@ async def test_only_what_decodes_one_prompt_is_computed_apart() -> None:
         assert [prefill_from for prefill_from, _ in sources_of(decode)] == [None, None, prefill.transfer]
 
 
-async def test_prompts_that_a_prefill_engine_has_got_count_as_its_load_until_the_answer_begins() -> None:
+async def test_a_prompt_counts_as_prefill_load_until_the_answer_begins() -> None:
     prefill, decode = engine("p1", "prefill"), engine("d1", "decode")
     async with fleet(prefill, decode) as gateway:
         load = gateway.app.ledger.load
@@ -115,7 +115,7 @@ async def test_prompts_that_a_prefill_engine_has_got_count_as_its_load_until_the
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_prefill_engine_whose_cache_does_not_arrive_is_left_alone_and_tried_again(stream: bool) -> None:
+async def test_a_prefill_engines_breaker_opens_when_its_kv_does_not_arrive(stream: bool) -> None:
     prefill, decode = engine("p1", "prefill"), engine("d1", "decode")
     async with fleet(prefill, decode) as gateway:
         breaker = gateway.app.fleet.endpoints["p1"].breaker
@@ -136,7 +136,7 @@ async def test_a_prefill_engine_whose_cache_does_not_arrive_is_left_alone_and_tr
         assert breaker.closed
 
 
-async def test_an_engine_that_computes_sooner_than_cache_would_come_says_nothing_against_the_other() -> None:
+async def test_a_prefill_engines_breaker_stays_closed_when_computing_was_cheaper_than_the_transfer() -> None:
     prefill, decode = engine("p1", "prefill"), engine("d1", "decode")
     async with fleet(prefill, decode) as gateway:
         decode.answer_headers = {KV_FALLBACK_HEADER: "computing_is_cheaper"}
@@ -146,7 +146,7 @@ async def test_an_engine_that_computes_sooner_than_cache_would_come_says_nothing
 
 
 @pytest.mark.parametrize("fault", ["killed", "silent", "source"])
-async def test_a_prefill_engine_that_is_gone_is_not_asked_for(fault: str) -> None:
+async def test_a_prefill_engine_is_not_chosen_when_it_is_gone(fault: str) -> None:
     prefill, decode = engine("p1", "prefill"), engine("d1", "decode")
     async with fleet(prefill, decode) as gateway:
         state = gateway.app.fleet.endpoints["p1"]
@@ -169,7 +169,7 @@ async def test_a_prefill_engine_that_is_gone_is_not_asked_for(fault: str) -> Non
             assert await send_request(gateway, "another " + LONG) == "p1"
 
 
-async def test_a_request_that_failed_as_a_pair_is_tried_again_without_either() -> None:
+async def test_a_retry_excludes_both_engines_when_a_pair_failed() -> None:
     prefill, broken, well = engine("p1", "prefill"), engine("d1", "decode"), engine("d2", "decode")
     broken.status = 503
     async with fleet(prefill, broken, well) as gateway:
@@ -179,7 +179,7 @@ async def test_a_request_that_failed_as_a_pair_is_tried_again_without_either() -
         assert sources_of(well) == [(None, None)]
 
 
-async def test_roles_switch_by_load_reports() -> None:
+async def test_roles_follow_load_reports_when_engines_switch() -> None:
     one, two = engine("e1", "unified"), engine("e2", "unified")
     async with fleet(one, two) as gateway:
         await reported(gateway, one, role="prefill")
@@ -191,14 +191,14 @@ async def test_roles_switch_by_load_reports() -> None:
         assert (len(one.bodies), len(two.bodies)) == (1, 1)
 
 
-async def test_a_fleet_of_prefill_engines_is_a_503_that_says_to_come_back() -> None:
+async def test_a_request_gets_503_with_retry_after_when_only_prefill_engines_exist() -> None:
     async with fleet(engine("p1", "prefill")) as gateway, gateway.chat(LONG) as response:
         assert response.status == 503
         assert (await response.json())["error"]["code"] == "no_endpoint"
         assert "retry-after" in response.headers
 
 
-async def test_a_request_waits_here_where_its_prefill_engine_has_no_room() -> None:
+async def test_a_request_waits_at_the_gateway_when_its_prefill_engine_is_full() -> None:
     prefill, decode = engine("p1", "prefill"), engine("d1", "decode")
     async with fleet(prefill, decode, max_local_prefill_tokens=0) as gateway:
         await reported(gateway, prefill, queued_tokens=1_000_000)
@@ -210,7 +210,7 @@ async def test_a_request_waits_here_where_its_prefill_engine_has_no_room() -> No
         assert await pending == "p1"
 
 
-async def test_a_peer_that_holds_the_prompt_is_told() -> None:
+async def test_the_engine_gets_a_peers_address_when_the_peer_has_the_prompt_cached() -> None:
     busy, idle = engine("u1", "unified"), engine("u2", "unified")
     async with fleet(busy, idle) as gateway:
         await reported(gateway, idle, running=200)

@@ -80,7 +80,7 @@ def test_overload_is_not_retried_when_all_other_endpoints_are_ejected(failure: F
     assert may_retry(call(), DECISION, failure, serving(circuit_open=True)) is retried
 
 
-def test_a_fleet_that_fails_everything_gets_a_fifth_more_than_its_load() -> None:
+def test_retries_add_at_most_a_fifth_of_the_load_when_everything_fails() -> None:
     budget, retries, requests = RetryBudget(), 0, 10_000
     for number in range(requests):
         now_s = number / 1000
@@ -89,7 +89,7 @@ def test_a_fleet_that_fails_everything_gets_a_fifth_more_than_its_load() -> None
     assert 0.2 * requests <= retries <= 0.2 * requests + BUDGET_RESERVE + 5 * 10 + 1
 
 
-def test_a_quiet_time_fills_the_reserve_and_no_more() -> None:
+def test_retry_budget_is_filled_up_to_its_reserve_when_nothing_fails() -> None:
     budget = RetryBudget(tokens=0.0)
     assert budget.spend(1.0)
     budget.earn(3600.0)

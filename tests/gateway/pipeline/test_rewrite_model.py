@@ -16,7 +16,9 @@ values = st.recursive(
 
 
 @given(st.dictionaries(st.text(), values, max_size=5), st.booleans(), st.sampled_from([None, 1, "\t"]))
-def test_only_the_model_changes(body: dict[str, object], ascii_only: bool, indent: int | str | None) -> None:
+def test_rewriting_changes_only_the_model_field(
+    body: dict[str, object], ascii_only: bool, indent: int | str | None
+) -> None:
     def text(model: str) -> bytes:
         # One order for both: the model is in the middle of the others.
         items = sorted({**body, "model": model}.items())
@@ -40,7 +42,7 @@ def test_only_the_model_changes(body: dict[str, object], ascii_only: bool, inden
         (b"{}", b"{}"),
     ],
 )
-def test_odd_spellings(before: bytes, after: bytes) -> None:
+def test_the_model_field_is_rewritten_for_each_json_spelling(before: bytes, after: bytes) -> None:
     assert with_model(before, "x") == after
 
 

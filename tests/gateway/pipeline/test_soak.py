@@ -63,7 +63,7 @@ async def soak(gateway: RunningGateway, victims: Sequence[Engine]) -> None:
     print(f"{answers} streams, {value(gateway, 'continuations_total', outcome='whole'):.0f} of them continued")
 
 
-async def test_unified_engines() -> None:
+async def test_soak_of_unified_engines_fails_no_stream() -> None:
     with killed_at_the_end([Engine(name) for name in "abc"]) as engines:
         async with (
             serving(*engines),
@@ -73,7 +73,7 @@ async def test_unified_engines() -> None:
             await soak(gateway, engines)
 
 
-async def test_prefill_and_decode_engines() -> None:
+async def test_soak_of_prefill_and_decode_engines_fails_no_stream() -> None:
     sides = [Side("p1", "prefill"), Side("p2", "prefill"), Side("d1", "decode"), Side("d2", "decode")]
     with killed_at_the_end(sides):
         async with fleet(*sides, max_local_prefill_tokens=0, log_level="warning") as gateway:

@@ -25,7 +25,7 @@ def error_in(event: bytes) -> dict[str, Any]:
     return error
 
 
-async def test_a_stream_that_has_not_begun_is_kept_alive() -> None:
+async def test_sse_comments_are_sent_when_a_stream_has_not_begun() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, sse_keepalive_s=0.05) as gateway:
         engine.answer_delay_s = 0.3
         async with gateway.chat("hi", stream=True) as response:
@@ -39,7 +39,7 @@ async def test_a_stream_that_has_not_begun_is_kept_alive() -> None:
             assert "x-mini-infer-pod" in response.headers
 
 
-async def test_it_is_tried_elsewhere_all_the_same() -> None:
+async def test_a_request_is_retried_when_comments_were_sent_already() -> None:
     async with (
         FakeEngine("a") as a,
         FakeEngine("b") as b,
@@ -58,7 +58,7 @@ async def test_it_is_tried_elsewhere_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 429])
-async def test_an_error_after_a_comment_is_told_in_the_stream(status: int) -> None:
+async def test_an_error_is_sent_as_event_when_comments_were_sent_already(status: int) -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, sse_keepalive_s=0.05) as gateway:
         engine.status, engine.answer_delay_s = status, 0.2
         engine.error_body = {"error": {"message": "a bad field", "param": "top_p", "code": "odd"}}
@@ -72,7 +72,7 @@ async def test_an_error_after_a_comment_is_told_in_the_stream(status: int) -> No
             assert response.status == status, "before a comment it has its own status"
 
 
-async def test_an_engines_comment_is_no_first_byte() -> None:
+async def test_a_request_is_retried_when_its_engine_sent_only_comments() -> None:
     async with FakeEngine("a") as a, FakeEngine("b") as b, running_gateway(a.endpoint, b.endpoint) as gateway:
         for engine in (a, b):
             engine.chunks = [WAITING, b": and on\n\n", *engine.chunks]
@@ -84,7 +84,7 @@ async def test_an_engines_comment_is_no_first_byte() -> None:
         assert a.bodies, "it was tried, and died behind its comments"
 
 
-async def test_an_engine_that_sends_nothing_but_comments_has_a_deadline() -> None:
+async def test_a_request_gets_504_when_its_engine_sends_only_comments() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, request_deadline_s=0.4) as gateway:
         engine.chunks, engine.chunk_delay_s = [WAITING] * 1000, 0.05
         async with gateway.chat("hi", stream=True) as response:
@@ -93,7 +93,7 @@ async def test_an_engine_that_sends_nothing_but_comments_has_a_deadline() -> Non
 
 
 @pytest.mark.parametrize("by_header", [True, False])
-async def test_a_request_that_takes_too_long_is_ended(by_header: bool) -> None:
+async def test_a_request_ends_when_its_timeout_has_passed(by_header: bool) -> None:
     limit: dict[str, float] = {} if by_header else {"request_timeout_s": 0.3}
     headers = {"x-request-timeout": "0.3"} if by_header else {"x-request-timeout": "50"}
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, **limit) as gateway:
@@ -124,7 +124,7 @@ async def test_it_may_be_waiting_here_or_have_comments_when_its_time_is_up() -> 
             assert comments >= 2
 
 
-async def test_a_time_that_is_none_is_refused() -> None:
+async def test_a_request_is_refused_when_its_timeout_header_is_no_time() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         for value in ("soon", "-1", "0", "nan"):
             body, headers = {"model": "m", "prompt": "hi"}, {"x-request-timeout": value}

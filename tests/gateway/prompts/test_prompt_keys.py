@@ -67,7 +67,7 @@ def check(encoder: PromptEncoder, cache: PromptCache, body: Body) -> None:
     ),
     budget=st.sampled_from([0, 20_000, 1 << 20]),
 )
-def test_keys_equal_those_of_the_whole_prompt(
+def test_cached_prompt_keys_equal_those_of_the_whole_prompt(
     tokenizer: str,
     style: str,
     messages: list[Body],
@@ -115,7 +115,7 @@ def encoded(encoder: PromptEncoder, cache: PromptCache, body: Body) -> int:
         return len(call.args[1]) - call.args[2]
 
 
-def test_a_growing_chat_and_a_new_last_message_cost_what_is_new() -> None:
+def test_only_new_text_is_tokenised_when_a_chat_grows_or_its_last_message_changes() -> None:
     encoder, cache = encoder_of("byte_level", "qwen_thinking"), PromptCache(1 << 20)
     whole = encoded(encoder, cache, chat(10))
     assert whole > 30_000
@@ -128,7 +128,7 @@ def test_a_growing_chat_and_a_new_last_message_cost_what_is_new() -> None:
     assert encoded(encoder, cache, other) > 30_000, "other keys"
 
 
-def test_chats_with_one_beginning_do_not_drive_each_other_out() -> None:
+def test_prompt_cache_keeps_chats_when_they_share_a_system_prompt() -> None:
     encoder, cache = encoder_of("byte_level", "qwen_thinking"), PromptCache(4 << 20)
     system = {"role": "system", "content": "be kind " * 2_000}
     bodies = [
@@ -140,7 +140,7 @@ def test_chats_with_one_beginning_do_not_drive_each_other_out() -> None:
     assert max(encoded(encoder, cache, body) for body in bodies) < 100
 
 
-def test_a_template_that_changes_what_is_behind_is_noticed() -> None:
+def test_prompt_keys_are_right_when_a_template_changes_earlier_messages() -> None:
     """This one shows an assistant's reasoning until the next question comes."""
     encoder, cache = encoder_of("byte_level", "qwen_thinking"), PromptCache(1 << 20)
     body = chat(6)
@@ -153,7 +153,7 @@ def test_a_template_that_changes_what_is_behind_is_noticed() -> None:
     check(encoder, cache, body)
 
 
-def test_memory_is_bounded() -> None:
+def test_prompt_cache_memory_is_bounded() -> None:
     encoder, cache = encoder_of("byte_level", "chatml"), PromptCache(300_000)
     for number in range(40):
         check(encoder, cache, chat(3, words=400, last=f"{number} " * 3_000))
@@ -162,7 +162,7 @@ def test_memory_is_bounded() -> None:
     assert {id(entry) for entries in cache._by_beginning.values() for entry in entries} == set(map(id, cache._all))
 
 
-def test_a_prompt_that_no_context_holds_is_refused_before_it_is_tokenised() -> None:
+def test_a_prompt_is_refused_before_tokenisation_when_it_exceeds_the_context() -> None:
     encoder, cache = encoder_of("byte_level", "chatml"), PromptCache(0)
     for body in (
         {"messages": [{"role": "user", "content": "word " * 40_000}]},
@@ -177,7 +177,7 @@ def test_a_prompt_that_no_context_holds_is_refused_before_it_is_tokenised() -> N
     assert keys(encoder, cache, {"prompt": [7] * 1_000}, limit=1_000)
 
 
-def test_batches_and_invocations_have_the_keys_of_what_they_are_made_of() -> None:
+def test_batch_keys_equal_those_of_each_prompt_alone() -> None:
     encoder = encoder_of("byte_level", "chatml")
     chats = [[{"role": "user", "content": f"{number}: a question of some length"}] for number in range(3)]
     of_each = [prompt_keys.chat_prompts(encoder, {"messages": messages})[0] for messages in chats]
@@ -186,7 +186,7 @@ def test_batches_and_invocations_have_the_keys_of_what_they_are_made_of() -> Non
     assert prompt_keys.invocation_prompts(encoder, {"prompt": [1, 2]}) == [[1, 2]]
 
 
-def test_a_prompt_that_the_engine_is_to_cut_is_routed_by_load_however_long_it_is() -> None:
+def test_a_prompt_is_routed_by_load_when_the_engine_truncates_it() -> None:
     encoder, cache = encoder_of("byte_level", "chatml"), PromptCache(0)
     for kept, tokens in ((100, 100), (-1, 0)):
         found = keys(encoder, cache, {"prompt": "word " * 40_000, "truncate_prompt_tokens": kept}, limit=1_000)
@@ -194,7 +194,7 @@ def test_a_prompt_that_the_engine_is_to_cut_is_routed_by_load_however_long_it_is
         assert (found.tokens, found.chains) == (tokens, ())
 
 
-def test_what_is_embedded_is_tokenised_as_a_prompt_and_named_as_an_input() -> None:
+def test_embedding_inputs_are_tokenised_as_prompts_and_named_as_input_in_errors() -> None:
     encoder, cache = encoder_of("byte_level", "chatml"), PromptCache(0)
     texts = ["word " * 30, "another " * 30]
     assert keys(encoder, cache, {"input": texts}) == keys(encoder, cache, {"prompt": texts})

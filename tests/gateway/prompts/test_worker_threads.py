@@ -21,7 +21,7 @@ def steps(count: int, log: list[str], name: str, step_s: float = 0.0) -> Generat
     return name
 
 
-async def test_a_short_job_passes_long_ones() -> None:
+async def test_a_short_job_overtakes_long_ones_when_threads_are_busy() -> None:
     pool, log = WorkerThreads(1), list[str]()
     long = [asyncio.ensure_future(pool.run(steps(60, log, name, SLICE_S / 2), lambda: False)) for name in "ab"]
     await asyncio.sleep(0)
@@ -32,7 +32,7 @@ async def test_a_short_job_passes_long_ones() -> None:
     pool.close()
 
 
-async def test_what_nobody_waits_for_is_dropped_between_two_steps() -> None:
+async def test_a_job_ends_between_two_steps_when_it_is_abandoned() -> None:
     pool, log, is_abandoned = WorkerThreads(1), list[str](), threading.Event()
     running = asyncio.ensure_future(pool.run(steps(10_000, log, "gone", 0.001), is_abandoned.is_set))
     queued = asyncio.ensure_future(pool.run(steps(10_000, log, "never", 0.001), lambda: True))
@@ -48,7 +48,7 @@ async def test_what_nobody_waits_for_is_dropped_between_two_steps() -> None:
     pool.close()
 
 
-async def test_errors_come_back_and_the_thread_lives_on() -> None:
+async def test_worker_threads_go_on_when_a_job_raises() -> None:
     def fails() -> Generator[int, None, str]:
         yield 1
         raise ValueError("no")
@@ -60,7 +60,7 @@ async def test_errors_come_back_and_the_thread_lives_on() -> None:
     pool.close()
 
 
-async def test_threads_run_behind_the_event_loop() -> None:
+async def test_worker_threads_have_lower_priority_than_the_event_loop() -> None:
     def niceness() -> Generator[int, None, int]:
         yield 0
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())

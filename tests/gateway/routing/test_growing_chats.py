@@ -64,7 +64,7 @@ def simulate(policy: Policy, system_tokens: int, at_once: int, seed: int) -> flo
 
 @pytest.mark.parametrize("system_tokens", [0, 64, 400])
 @pytest.mark.parametrize("at_once", [1, 8, 20])
-def test_growing_chats_keep_the_hits_of_one_cache(system_tokens: int, at_once: int) -> None:
+def test_prefix_routing_keeps_95_percent_of_hits_when_chats_grow(system_tokens: int, at_once: int) -> None:
     kept = [simulate("prefix", system_tokens, at_once, seed) for seed in range(3)]
     assert sum(kept) / 3 >= 0.95
     assert simulate("round-robin", system_tokens, at_once, 0) < min(kept)

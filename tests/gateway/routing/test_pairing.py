@@ -83,7 +83,7 @@ def prefill_name(decision: Decision) -> str:
         pytest.param(["u1", "u2"], {}, {}, "", "", id="nor among unified ones"),
     ],
 )
-def test_who_computes_a_prompt(
+def test_prefill_engine_is_chosen_by_hits_and_loads(
     candidates: list[str], hits: dict[str, int], loads: dict[str, tuple[int, int, int]], prefill: str, reason: str
 ) -> None:
     decision = route(router(hits, loads), [engine(name) for name in candidates])
@@ -104,7 +104,7 @@ def test_who_computes_a_prompt(
         pytest.param(engine("ptried"), id="it failed this request already"),
     ],
 )
-def test_a_prefill_engine_that_may_not_be_chosen_is_left_out(unfit: Candidate) -> None:
+def test_a_prefill_engine_is_left_out_when_it_is_not_eligible(unfit: Candidate) -> None:
     request = replace(REQUEST, attempted=frozenset({"ptried"}))
     alone = route(router(), [unfit, engine("d")], request)
     assert (alone.prefill, alone.prefill_reason) == (None, "no_prefill_endpoint")
@@ -112,7 +112,7 @@ def test_a_prefill_engine_that_may_not_be_chosen_is_left_out(unfit: Candidate) -
 
 
 @pytest.mark.parametrize("other", [{"revision": "2"}, {"service": "ns/other"}, {"assets_revision": "another"}])
-def test_pairs_are_of_one_revision_of_one_service(other: dict[str, str]) -> None:
+def test_pairs_have_the_same_service_and_revision(other: dict[str, str]) -> None:
     strange = engine("p2", **other)
     assert route(router(), [strange, engine("d")]).prefill_reason == ""
     assert prefill_name(route(router({"p2": 200}), [strange, engine("p1"), engine("d")])) == "p1"
@@ -120,16 +120,16 @@ def test_pairs_are_of_one_revision_of_one_service(other: dict[str, str]) -> None
     assert prefill_name(decision) == "p2"
 
 
-def test_a_decode_engine_without_a_transfer_address_computes_its_own_prompts() -> None:
+def test_a_decode_engine_computes_its_prompts_when_it_has_no_transfer_address() -> None:
     assert route(router(), [engine("p"), engine("d", transfer="")]).prefill is None
 
 
-def test_prefill_engines_alone_answer_nobody() -> None:
+def test_nothing_is_routed_when_only_prefill_engines_exist() -> None:
     assert router().route(REQUEST, [engine("p1"), engine("p2")], 0.0) is None
 
 
 @pytest.mark.parametrize(("role", "prefill"), [("prefill", "u2"), ("decode", ""), ("", "")])
-def test_a_switched_role_counts_and_not_the_listed_one(role: str, prefill: str) -> None:
+def test_the_reported_role_replaces_the_listed_one_when_an_engine_switched(role: str, prefill: str) -> None:
     decision = route(router(loads={"u1": (8, 0, 0)}), [engine("u1", role="decode"), engine("u2", role=role)])
     assert prefill_name(decision) == prefill
     assert decision.decode.name == ("u1" if prefill else "u2")
@@ -139,7 +139,7 @@ def test_a_switched_role_counts_and_not_the_listed_one(role: str, prefill: str) 
     ("limit", "stored_blocks", "reason"),
     [(0, 255, "forced"), (0, 0, "forced"), (1024, 192, "short"), (1024, 191, "forced"), (1 << 30, 0, "short")],
 )
-def test_a_limit_replaces_what_is_learned(limit: int, stored_blocks: int, reason: str) -> None:
+def test_the_local_prefill_limit_replaces_the_learned_break_even(limit: int, stored_blocks: int, reason: str) -> None:
     routing = router({"d": stored_blocks}, {"p": (9, 0, 100_000)}, limit=limit)
     decision = route(routing, [engine("p"), engine("d")])
     assert decision.prefill_reason == reason
@@ -147,19 +147,19 @@ def test_a_limit_replaces_what_is_learned(limit: int, stored_blocks: int, reason
     assert decision.break_even_tokens == limit
 
 
-def test_requests_that_cannot_be_split_are_not() -> None:
+def test_a_prompt_is_computed_locally_when_its_request_cannot_be_split() -> None:
     decision = route(router(), [engine("p"), engine("d")], replace(REQUEST, may_split=False))
     assert (decision.prefill, decision.prefill_reason, decision.break_even_tokens) == (None, "", inf)
 
 
-def test_what_waits_here_for_a_prefill_engine_counts_as_its_queue() -> None:
+def test_waiting_requests_count_as_the_queue_of_their_prefill_engine() -> None:
     backlog = Backlog()
     backlog.add(Entry((0, 0.0, 0), "m"), "p1", 900)
     request = replace(REQUEST, order=(0, 1.0, 1))
     assert prefill_name(route(router(backlog=backlog), [engine("p1"), engine("p2"), engine("d")], request)) == "p2"
 
 
-def test_what_prefill_engines_hold_frees_the_choice_of_the_decode_engine() -> None:
+def test_any_decode_engine_can_be_chosen_when_a_prefill_engine_has_the_prefix_cached() -> None:
     hits = {"d1": 255, "p": 255}
     loads = {"d1": (40, 0, 0), "d2": (2, 0, 0)}
     decode = [engine("d1"), engine("d2")]
@@ -169,7 +169,7 @@ def test_what_prefill_engines_hold_frees_the_choice_of_the_decode_engine() -> No
     assert decision.hit_tokens == 0  # as it is, not as it was counted
 
 
-def test_a_slow_link_keeps_prompts_where_they_are() -> None:
+def test_a_prompt_is_computed_locally_when_the_link_is_slow() -> None:
     transfers = TransferRates()
     transfers.report("d", LoadReport(0.0, 0, 0, 0, 0.0, transfer_bytes_per_s=1e8))
     decision = route(router(transfers=transfers), [engine("p"), engine("d")])
@@ -184,7 +184,9 @@ def test_a_slow_link_keeps_prompts_where_they_are() -> None:
         pytest.param({"u1": 10}, {"u1": (120, 0, 0)}, "", id="the peer holds too little"),
     ],
 )
-def test_fetching_from_a_peer(hits: dict[str, int], loads: dict[str, tuple[int, int, int]], peer: str) -> None:
+def test_kv_is_fetched_from_a_peer_when_that_is_cheaper_than_computing(
+    hits: dict[str, int], loads: dict[str, tuple[int, int, int]], peer: str
+) -> None:
     decision = route(router(hits, loads), [engine("u1"), engine("u2")])
     assert decision.decode.name == "u2"
     assert (decision.fetch.name if decision.fetch else "") == peer
@@ -196,13 +198,13 @@ def test_fetching_from_a_peer(hits: dict[str, int], loads: dict[str, tuple[int, 
     "unfit",
     [{"revision": "2"}, {"transfer": ""}, {"reporting": False}, {"index": "approximate"}, {"index": "stale"}],
 )
-def test_peers_that_nothing_is_fetched_from(unfit: dict[str, Any]) -> None:
+def test_kv_is_not_fetched_when_the_peer_is_unfit(unfit: dict[str, Any]) -> None:
     routing = router({"u1": 255}, {"u1": (120, 0, 0)})
     decision = route(routing, [engine("u1", **unfit), engine("u2")])
     assert (decision.decode.name, decision.fetch) == ("u2", None)
 
 
-def test_a_prefill_engine_that_holds_it_goes_before_a_peer() -> None:
+def test_a_prefill_engine_is_preferred_to_a_peer_when_both_have_the_prefix_cached() -> None:
     decision = route(
         router({"u1": 255, "p": 255}, {"u1": (120, 0, 0), "u2": (32, 0, 0)}), [*map(engine, ("u1", "u2", "p"))]
     )
@@ -210,7 +212,7 @@ def test_a_prefill_engine_that_holds_it_goes_before_a_peer() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_pairs_and_spreads_over_all_of_both(policy: Policy) -> None:
+def test_every_policy_spreads_pairs_over_prefill_and_decode_engines(policy: Policy) -> None:
     routing = router(policy=policy)
     candidates = [*map(engine, ("p1", "p2", "d1", "d2"))]
     chosen = Counter((d.decode.name, prefill_name(d)) for d in (route(routing, candidates) for _ in range(200)))

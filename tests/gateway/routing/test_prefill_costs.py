@@ -34,11 +34,11 @@ def site(missing: float, wait_s: float = 0.0, rate: float = RATE) -> Site:
         (1000, "decode", MOST_DELAY),
     ],
 )
-def test_what_a_prefill_costs_those_who_decode(rows: float, role: str, price: float) -> None:
+def test_prefill_delay_price_by_running_rows_and_role(rows: float, role: str, price: float) -> None:
     assert delay_price(rows, role) == price
 
 
-def test_the_three_ways() -> None:
+def test_costs_of_local_prefill_disaggregated_prefill_and_fetch() -> None:
     assert local_s(site(1000, wait_s=0.2), price=1.0) == pytest.approx(0.2 + 0.1 * 2)
     # A quick link is hidden behind the prefill, a slow one is not.
     assert first_token_apart_s(site(1000), site(1000, wait_s=0.3), QUICK) == pytest.approx(0.3 + 0.1 + 0.005)
@@ -64,13 +64,15 @@ def test_the_three_ways() -> None:
         ),
     ],
 )
-def test_break_even(decode: Site, prefill: Site, link: Link, price: float, tokens: float) -> None:
+def test_break_even_tokens_by_engines_link_and_price(
+    decode: Site, prefill: Site, link: Link, price: float, tokens: float
+) -> None:
     assert break_even_tokens(decode, prefill, link, price) == pytest.approx(tokens)
 
 
 @pytest.mark.parametrize("price", [0.5, 1.0, 4.0])
 @pytest.mark.parametrize("wait_s", [0.0, 0.2])
-def test_break_even_is_where_both_ways_cost_the_same(price: float, wait_s: float) -> None:
+def test_local_and_disaggregated_prefill_cost_the_same_at_break_even(price: float, wait_s: float) -> None:
     tokens = break_even_tokens(site(1), site(1, wait_s), QUICK, price)
     for missing, apart_is_cheaper in ((tokens * 0.9, False), (tokens * 1.1, True)):
         if missing > LEAST_TOKENS / 0.9:

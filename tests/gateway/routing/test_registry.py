@@ -24,14 +24,14 @@ PRODUCERS = (
 )
 
 
-def test_every_policy_has_a_spec_and_every_plugin_its_own_name() -> None:
+def test_every_routing_policy_has_a_spec_and_every_plugin_a_unique_name() -> None:
     assert set(SPECS) == set(POLICIES)
     for known in (FILTERS, SCORERS):
         assert {name: make().name for name, make in known.items()} == {name: name for name in known}
     assert set(PICKERS) == {"highest_score", "round_robin"}
 
 
-def test_parameters_reach_the_plugin() -> None:
+def test_plugin_parameters_reach_the_scorer() -> None:
     spec = PolicySpec(scorers=(Plugin("decode_slots", weight=0.5, parameters={"slot_s": 6.0}),))
     router = make_router(spec, PRODUCERS, Random(0))
     table = {"running": [1.0, 0.0], "waiting": [0.0, 0.0], "queued_tokens": [9.0, 9.0]}
@@ -46,6 +46,6 @@ def test_parameters_reach_the_plugin() -> None:
         (Plugin("decode_slots", parameters={"slots": 1.0}), r"'decode_slots'.*\{'slots': 1.0\}"),
     ],
 )
-def test_what_does_not_exist_is_named(plugin: Plugin, message: str) -> None:
+def test_the_error_names_a_plugin_or_parameter_when_it_does_not_exist(plugin: Plugin, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_router(PolicySpec(scorers=(plugin,)), PRODUCERS, Random(0))

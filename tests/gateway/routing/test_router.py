@@ -65,7 +65,7 @@ MANY_WAIT, LARGE_BATCH = (0, 20, 0), (20, 0, 0)
         pytest.param({"a": 0}, {"a": (99, 9, 9999)}, "a", "only", id="no choice"),
     ],
 )
-def test_the_table_of_choices(
+def test_router_chooses_by_hits_and_loads(
     hits: dict[str, int], loads: dict[str, tuple[int, int, int]], chosen: str, reason: str
 ) -> None:
     decision = router(hits, loads).route(REQUEST, [candidate(name) for name in hits], 0.0)
@@ -88,7 +88,7 @@ def test_the_table_of_choices(
         ([], []),
     ],
 )
-def test_filters(candidates: list[Candidate], eligible: list[str]) -> None:
+def test_filters_keep_only_eligible_candidates(candidates: list[Candidate], eligible: list[str]) -> None:
     request = RoutingRequest("m", 10, attempted=frozenset({"tried"}))
     kept = router({}).eligible(request, candidates)
     assert [candidate.endpoint.name for candidate in kept] == eligible
@@ -96,7 +96,7 @@ def test_filters(candidates: list[Candidate], eligible: list[str]) -> None:
     assert [decision.decode.name] == eligible if decision else not eligible
 
 
-def test_ties_are_random_and_repeatable() -> None:
+def test_ties_are_broken_randomly_and_repeatably_by_seed() -> None:
     candidates = [candidate("a"), candidate("b"), candidate("c")]
 
     def names(seed: int) -> list[str]:
@@ -107,7 +107,7 @@ def test_ties_are_random_and_repeatable() -> None:
     assert min(Counter(names(1)).values()) > 60
 
 
-def test_round_robin_takes_turns_and_still_tells_hits() -> None:
+def test_round_robin_alternates_and_still_reports_hits() -> None:
     routing = router({"a": 0, "b": 40}, policy="round-robin")
     decisions = [routing.route(REQUEST, [candidate("b"), candidate("a")], 0.0) for _ in range(4)]
     assert [(d.decode.name, d.hit_tokens, d.reason) for d in decisions if d] == [
@@ -117,7 +117,7 @@ def test_round_robin_takes_turns_and_still_tells_hits() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_can_route_with_nothing_known(policy: Policy) -> None:
+def test_every_policy_routes_when_nothing_is_known(policy: Policy) -> None:
     request = RoutingRequest("m", 0)
     decision = router({}, policy=policy).route(request, [candidate("a", assets_revision=""), candidate("b")], 0.0)
     assert decision is not None
@@ -136,7 +136,7 @@ def lead_s(table: Features) -> float:
     return (first - second) * HORIZON_S
 
 
-def test_shared_hits_count_less_the_more_share_them() -> None:
+def test_shared_hits_weigh_less_when_more_chains_share_them() -> None:
     def lead(sharers: float, queued: float = 0.0) -> float:
         hits = {"cached_tokens": [512.0, 0.0], "shared_tokens": [512.0, 0.0], "sharers": [sharers, 1.0]}
         return lead_s(features(**hits, queued_tokens=[queued, 0.0]))
@@ -151,19 +151,19 @@ def test_shared_hits_count_less_the_more_share_them() -> None:
     ("queued", "lead"),
     [([0.0, 0.0], 1.0), ([9.0, 0.0], 2.25), ([9.0, 9.0], 3.5)],
 )
-def test_a_hit_is_worth_more_the_busier_the_fleet_is(queued: list[float], lead: float) -> None:
+def test_a_hit_weighs_more_when_the_fleet_is_busier(queued: list[float], lead: float) -> None:
     table = features(cached_tokens=[512.0, 0.0], queued_tokens=queued)
     assert lead_s(table) == pytest.approx(lead)
 
 
 @pytest.mark.parametrize(("queued", "ms"), [([0.0, 0.0], 5.0), ([9.0, 0.0], 12.5), ([9.0, 9.0], 20.0)])
-def test_a_decode_slot_costs_more_the_busier_the_fleet_is(queued: list[float], ms: float) -> None:
+def test_a_decode_slot_costs_more_when_the_fleet_is_busier(queued: list[float], ms: float) -> None:
     counts = {"running": [3.0, 0.0], "waiting": [0.0, 1.0]}
     first, second = DecodeSlots().score(REQUEST, features(queued_tokens=queued, **counts))
     assert (second - first) * HORIZON_S * 1000 == pytest.approx(2 * ms)
 
 
-def test_costs_are_seconds_at_each_endpoints_own_rate() -> None:
+def test_queue_costs_use_each_endpoints_own_prefill_rate() -> None:
     table = features(queued_tokens=[2048.0, 0.0], prefill_rate=[4096.0, 512.0])
     first, second = QueueWait().score(REQUEST, table)
     assert (second - first) * HORIZON_S == pytest.approx(0.5)
@@ -263,7 +263,7 @@ class Loud:
         return [1e9, -1e9]
 
 
-def test_the_framework_clamps_and_times() -> None:
+def test_router_clamps_scores_and_times_scorers() -> None:
     ticks = iter(range(1000))
     clamped = Router((), (), ((Loud(), 0.5),), HighestScore(), Random(0), clock=lambda: float(next(ticks)))
     decision = clamped.route(REQUEST, [candidate("a"), candidate("b")], 0.0)
@@ -273,6 +273,6 @@ def test_the_framework_clamps_and_times() -> None:
     assert clamped._score(REQUEST, {}, 2) == [[0.5, 0.0]]
 
 
-def test_a_scorer_without_its_data_is_refused() -> None:
+def test_router_refuses_a_scorer_when_its_data_has_no_producer() -> None:
     with pytest.raises(ValueError, match="queue_wait needs"):
         Router((), (), ((QueueWait(), 1.0),), HighestScore(), Random(0))

@@ -40,14 +40,14 @@ def body_after(*lines: str) -> dict[str, Any]:
         (["hi"], {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "to hi"}]}),
     ],
 )
-def test_the_request_has_the_values_that_commands_have_set(lines: list[str], changes: dict[str, Any]) -> None:
+def test_chat_request_has_the_values_set_by_commands(lines: list[str], changes: dict[str, Any]) -> None:
     assert body_after(*lines) == {"model": "m", "messages": [], "stream": True} | changes
 
 
 @pytest.mark.parametrize(
     "line", ["/temperature hot", "/temperature 3", "/temperature nan", "/thinking maybe", "/nothing"]
 )
-def test_commands_that_are_wrong_say_so(line: str) -> None:
+def test_chat_command_raises_when_it_is_invalid(line: str) -> None:
     talk = Conversation("m")
     with pytest.raises(CommandError):
         talk.command(line)
@@ -59,7 +59,7 @@ def run(*flags: str, reported: str, **more: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, input=reported, capture_output=True, text=True, env=environment() | more, timeout=60)
 
 
-def test_it_talks_to_a_lone_server_with_a_key() -> None:
+def test_chat_talks_to_a_lone_server_when_it_needs_a_key() -> None:
     with DryServer("--api-key", "sk-1") as server:
         done = run(
             "--url", server.url, "--system", "x", reported="/help\n/no\none\n/quit\ntwo\n", OPENAI_API_KEY="sk-1"
@@ -83,13 +83,13 @@ def test_no_proxy_is_used_when_the_server_is_on_this_machine(server: DryServer) 
     assert (done.returncode, done.stdout) == (0, "You said: hi\n"), done.stderr
 
 
-def test_bytes_that_are_no_text_are_sent_as_question_marks(server: DryServer) -> None:
+def test_chat_replaces_bytes_when_they_are_no_utf8(server: DryServer) -> None:
     command = [sys.executable, "-m", "mini_infer_operator.cli", "chat", "--url", server.url]
     done = subprocess.run(command, input=b"caf\xe9\n", capture_output=True, env=environment(), timeout=60)
     assert (done.returncode, done.stdout) == (0, "You said: caf\ufffd\n".encode()), done.stderr
 
 
-def test_what_is_no_openai_server_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_reports_when_the_server_is_not_openai_compatible(capsys: pytest.CaptureFixture[str]) -> None:
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -106,7 +106,7 @@ def test_what_is_no_openai_server_is_said(capsys: pytest.CaptureFixture[str]) ->
     server.server_close()
 
 
-def test_where_it_looks_for_a_server(
+def test_chat_looks_for_a_server_at_known_ports(
     server: DryServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)

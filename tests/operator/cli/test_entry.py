@@ -38,14 +38,16 @@ def test_plan_prints_manifests_and_a_summary(capsys: pytest.CaptureFixture[str])
         ("kind: InferenceService\nmetadata: {name: a}\nspec: {modell: 1}\n", "spec.modell: there is no such field"),
     ],
 )
-def test_plan_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str) -> None:
+def test_plan_names_the_fault_when_the_resource_is_invalid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
     path = tmp_path / "cr.yaml"
     path.write_text(text)
     assert cli.main(["plan", "-f", str(path)]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_missing_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_names_the_file_when_it_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "-f", "/no/cr.yaml"]) == 2
     assert "/no/cr.yaml: No such file or directory" in capsys.readouterr().err
 
@@ -55,7 +57,7 @@ def test_chat_says_when_nobody_answers(capsys: pytest.CaptureFixture[str]) -> No
     assert "is `mini-infer up` or `mini-infer-serve` running?" in capsys.readouterr().err
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_cli_imports_no_heavy_package_when_it_prints_help() -> None:
     code = "import sys; from mini_infer_operator.cli.entry import build_parser; build_parser(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"pydantic", "aiohttp", "yaml", "asyncio", "torch"} & set(loaded)

@@ -11,7 +11,7 @@ def revision(name: str, number: int, **spec: object) -> dict[str, object]:
     return made
 
 
-def test_history_says_what_each_revision_changed() -> None:
+def test_rollout_history_lists_what_each_revision_changed() -> None:
     first = revision("a", 1, image="x", unified={"replicas": 1})
     second = revision("b", 2, image="y", unified={"replicas": 3})
     assert history_lines([second, first, revision("old", 0)], "b") == [
@@ -24,7 +24,7 @@ def test_history_says_what_each_revision_changed() -> None:
     assert history_lines([], "") == ["no revision is kept"]
 
 
-def test_undo_goes_to_the_newest_before_the_current_one_or_to_the_one_named() -> None:
+def test_rollout_undo_targets_the_previous_revision_or_the_named_one() -> None:
     revisions = [revision("a", 4), revision("b", 2), revision("c", 3)]
     assert target_of(revisions, "a", None)["revision"] == 3
     assert target_of(revisions, "c", None)["revision"] == 4

@@ -35,7 +35,7 @@ def pod(name: str, *, ready: bool = False, restarts: int = 0, state: dict[str, A
     }
 
 
-def test_a_table_with_a_sentence_below_what_is_not_ready() -> None:
+def test_status_table_explains_services_when_they_are_not_ready() -> None:
     lines = status_table([GOOD, BAD, NEW], NOON)
     assert lines[0].split() == ["NAMESPACE", "NAME", "READY", "REASON", "ENGINES", "MODEL", "REVISION", "SINCE"]
     assert lines[1].split() == ["team", "bad", "False", "ImagePullFailed", "0/2", "bad", "r1", "12m"]
@@ -45,12 +45,12 @@ def test_a_table_with_a_sentence_below_what_is_not_ready() -> None:
     assert "does an operator run" in lines[5]
 
 
-def test_a_status_that_lags_behind_the_spec_says_so() -> None:
+def test_status_sentence_names_the_generation_when_status_lags_behind_spec() -> None:
     edited = {**GOOD, "metadata": {**GOOD["metadata"], "generation": 3}}
     assert sentence(edited) == ("2 of 2 engines are ready (of generation 2; the spec is at 3: no operator has seen it)")
 
 
-def test_why_tells_conditions_engines_logs_and_events() -> None:
+def test_why_prints_conditions_engines_logs_and_events() -> None:
     crashed = pod("pod-1", restarts=3, state={"waiting": {"reason": "CrashLoopBackOff"}})
     event = {
         "metadata": {"name": "e"},
@@ -71,7 +71,7 @@ def test_why_tells_conditions_engines_logs_and_events() -> None:
     assert "60s ago  Warning  Pod pod-1  BackOff: restarting failed" in text
 
 
-def test_logs_are_read_of_pods_that_ended_or_run_without_being_ready() -> None:
+def test_logs_are_read_when_a_pod_ended_or_is_not_ready() -> None:
     crashed = pod("crashed", restarts=1, state={"waiting": {"reason": "CrashLoopBackOff"}})
     pending = pod("pending", state={"waiting": {"reason": "ErrImagePull"}})
     again = pod("again", restarts=2)

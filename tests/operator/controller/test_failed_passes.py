@@ -54,5 +54,5 @@ async def test_a_failure_is_reported_when_passes_fail_repeatedly_and_cleared_whe
     assert backend.ready() == ("True", "AllReplicasReady")  # counted anew
 
 
-def test_an_error_without_words_is_named() -> None:
+def test_an_error_is_named_by_its_class_when_it_has_no_message() -> None:
     assert error_message(TimeoutError()).endswith("left as they are: TimeoutError")

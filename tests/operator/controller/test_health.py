@@ -17,7 +17,7 @@ class Watch:
     synced: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-async def test_what_a_restart_mends_is_unhealthy_and_what_is_missing_is_unready() -> None:
+async def test_health_is_bad_when_a_restart_helps_and_unready_when_something_is_missing() -> None:
     pods, services = Watch(BY_NAME["Pod"]), Watch(BY_NAME["Service"])
     now, untried_s, crd = 0.0, 0.0, ""
     watches = cast("list[Feed]", [pods, services])

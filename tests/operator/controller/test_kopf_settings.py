@@ -21,7 +21,7 @@ def test_the_server_selects_by_label_when_a_kind_is_made_by_others_too() -> None
         assert selectors.collect(resource_of(kind.plural)) == expected, kind.plural
 
 
-def test_back_offs_never_end_and_never_exceed_their_limit() -> None:
+def test_kopf_backoffs_are_endless_and_bounded() -> None:
     pauses = list(itertools.islice(Backoffs(), 200))
     assert len(pauses) == 200
     assert max(pauses) <= 1.2 * LONGEST_BACKOFF_S
@@ -36,13 +36,13 @@ def test_kopf_asks_for_no_rights_on_crds_and_namespaces_when_it_is_embedded() ->
     assert settings.peering.standalone
 
 
-def test_no_handler_needs_finalizers_or_progress() -> None:
+def test_no_kopf_handler_needs_finalizers_or_progress_storage() -> None:
     assert REGISTRY._changing.get_all_handlers() == []
     assert REGISTRY._spawning.get_all_handlers() == []
     assert {handler.id for handler in REGISTRY._watching.get_all_handlers()} == {kind.plural for kind in watched()}
 
 
-def test_an_event_copies_nothing_of_an_object() -> None:
+def test_kopf_storages_copy_nothing_of_an_object() -> None:
     settings = kopf.OperatorSettings()
     configure(settings, scans=False)
     body = kopf.Body({"metadata": {"annotations": {"a": "b"}}, "spec": {"large": ["x"]}})

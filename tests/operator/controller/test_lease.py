@@ -103,7 +103,9 @@ async def test_one_works_and_the_other_takes_over_when_it_ends(server: tuple[Api
     assert working == set()
 
 
-async def test_who_cannot_renew_stops_before_another_may_begin(server: tuple[ApiServer, Connection]) -> None:
+async def test_a_leader_stops_before_another_starts_when_it_cannot_renew_its_lease(
+    server: tuple[ApiServer, Connection],
+) -> None:
     working: set[str] = set()
     pod = Pod(server[1], "a", working)
     await until(lambda: working == {"a"})

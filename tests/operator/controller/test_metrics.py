@@ -14,7 +14,7 @@ def value(metrics: OperatorMetrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(name, labels)
 
 
-def test_passes_are_counted_with_what_failed() -> None:
+def test_reconciles_are_counted_by_result() -> None:
     metrics = OperatorMetrics()
     assert value(metrics, names.OPERATOR_RECONCILES, result="error") == 0
     metrics.pass_ended(0.1, None)
@@ -47,7 +47,7 @@ def test_passes_are_counted_with_what_failed() -> None:
         ("GET", "/openapi/v3/apis/serving.mini-infer.io/v1alpha1", {}, "get", ""),
     ],
 )
-def test_requests_are_counted_by_verb_and_kind(
+def test_api_requests_are_counted_by_verb_kind_and_status(
     method: str, path: str, query: dict[str, str], verb: str, kind: str
 ) -> None:
     metrics = OperatorMetrics()

@@ -20,7 +20,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
-async def test_a_key_is_never_worked_on_twice_at_once_and_no_event_is_lost() -> None:
+async def test_work_queue_runs_a_key_once_at_a_time_and_loses_no_event() -> None:
     running: set[str] = set()
     expected, done = dict.fromkeys("abc", 0), dict.fromkeys("abc", -1)
 
@@ -44,7 +44,7 @@ async def test_a_key_is_never_worked_on_twice_at_once_and_no_event_is_lost() -> 
     await queue.close()
 
 
-async def test_failures_back_off_and_other_keys_go_on() -> None:
+async def test_work_queue_backs_off_a_failing_key_and_runs_others() -> None:
     times: list[float] = []
     good = 0
 
@@ -68,7 +68,7 @@ async def test_failures_back_off_and_other_keys_go_on() -> None:
     assert all(pause >= 0.02 * 2**number for number, pause in enumerate(pauses))
 
 
-async def test_an_event_cuts_a_back_off_short_but_not_below_the_first_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_queue_shortens_a_backoff_when_an_event_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     times: list[float] = []
 
     async def work(_: str) -> float:
@@ -106,7 +106,7 @@ async def test_the_answer_says_when_to_look_again() -> None:
     await queue.close()
 
 
-async def test_the_resync_bounds_every_pause() -> None:
+async def test_work_queue_runs_a_key_again_after_the_resync_interval() -> None:
     calls = 0
 
     async def work(_: str) -> float:
@@ -120,7 +120,7 @@ async def test_the_resync_bounds_every_pause() -> None:
     await queue.close()
 
 
-async def test_a_key_that_is_gone_is_forgotten_and_can_come_back() -> None:
+async def test_work_queue_forgets_a_key_when_its_object_is_gone() -> None:
     calls = 0
 
     async def work(_: str) -> None:
@@ -137,7 +137,7 @@ async def test_a_key_that_is_gone_is_forgotten_and_can_come_back() -> None:
     await queue.close()
 
 
-async def test_work_that_hangs_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_queue_cancels_work_when_it_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "WORK_LIMIT_S", 0.02)
     calls = 0
 
@@ -154,7 +154,7 @@ async def test_work_that_hangs_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> 
     await queue.close()
 
 
-async def test_what_changed_is_unsynced_until_a_run_that_began_later_succeeds() -> None:
+async def test_a_key_is_unsynced_until_a_later_run_succeeds() -> None:
     now_s, fail, gate = 0.0, True, asyncio.Event()
 
     async def work(_: str) -> float:
@@ -181,7 +181,7 @@ async def test_what_changed_is_unsynced_until_a_run_that_began_later_succeeds() 
     await queue.close()
 
 
-async def test_a_change_during_a_run_keeps_the_key_unsynced() -> None:
+async def test_a_key_stays_unsynced_when_it_changes_during_a_run() -> None:
     runs, gate = 0, asyncio.Event()
 
     async def work(_: str) -> float:

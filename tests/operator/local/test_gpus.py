@@ -15,7 +15,9 @@ from tests.support.services import changed
     ("present", "variable", "visible"),
     [(2, None, ("0", "1")), (4, "2, 3", ("2", "3")), (4, "", ()), (0, "0", ()), (2, "GPU-a1", ("GPU-a1",))],
 )
-def test_what_is_visible(tmp_path: Path, present: int, variable: str | None, visible: tuple[str, ...]) -> None:
+def test_visible_gpus_follow_devices_and_cuda_visible_devices(
+    tmp_path: Path, present: int, variable: str | None, visible: tuple[str, ...]
+) -> None:
     for number in range(present):
         (tmp_path / f"0000:0{number}:00.0").mkdir()
     environment = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
@@ -34,11 +36,11 @@ def test_what_is_visible(tmp_path: Path, present: int, variable: str | None, vis
         (1, "", [], ""),
     ],
 )
-def test_the_least_used_are_chosen(count: int, visible: str, used: list[str], chosen: str) -> None:
+def test_the_least_used_gpus_are_chosen(count: int, visible: str, used: list[str], chosen: str) -> None:
     assert choose_gpus(count, tuple(visible), [tuple(each) for each in used]) == tuple(chosen)
 
 
-def test_an_engine_sees_its_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_engine_sees_only_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     service = parse_service(changed({"spec": {"unified": {"parallelism": {"tensor": 2}}}}))
     assert gpus_of(service.roles["unified"]) == 2

@@ -24,7 +24,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_service_that_runs_is_shown_with_its_logs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_local_status_shows_a_service_and_its_logs_when_it_runs(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with _locked(folder / "lock"):
         assert is_running(folder)
         assert entry.main(["status"]) == 1
@@ -37,7 +39,9 @@ def test_a_service_that_runs_is_shown_with_its_logs(folder: Path, capsys: pytest
         assert "ValueError: there is no such folder" in shown
 
 
-def test_what_has_ended_is_not_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_local_status_shows_nothing_when_the_service_has_ended(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert not is_running(folder)
     assert read_statuses() == []
     assert entry.main(["status", "--local"]) == 0
@@ -50,5 +54,5 @@ def test_what_has_ended_is_not_shown(folder: Path, capsys: pytest.CaptureFixture
     assert "set KUBECONFIG" in capsys.readouterr().err
 
 
-def test_log_tails(folder: Path) -> None:
+def test_log_tails_have_the_last_lines_of_each_engine(folder: Path) -> None:
     assert log_tails(folder, 1) == {"demo-unified-x-0": "ValueError: there is no such folder"}

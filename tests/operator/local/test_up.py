@@ -121,7 +121,7 @@ def up(tmp_path: Path) -> Iterator[Up]:
         wait(lambda: not run.processes())
 
 
-def test_it_serves_says_how_to_use_it_and_ends_on_ctrl_c(up: Up) -> None:
+def test_up_serves_prints_its_url_first_and_ends_when_interrupted(up: Up) -> None:
     up.start()
     up.until_prints("Ctrl-C ends everything")
     text = up.output()
@@ -153,7 +153,7 @@ def test_it_serves_says_how_to_use_it_and_ends_on_ctrl_c(up: Up) -> None:
     assert up.processes() == []
 
 
-def test_roles_run_with_their_flags_and_transfer_ports(up: Up) -> None:
+def test_up_runs_roles_with_their_flags_and_transfer_ports(up: Up) -> None:
     roles = {"prefill": {"replicas": 1}, "decode": {"replicas": 2, "parallelism": {"tensor": 2, "nodes": 2}}}
     service = changed({"spec": {"unified": None, **roles}})
     (up.folder / "cr.yaml").write_text(yaml.safe_dump(service))
@@ -177,7 +177,7 @@ def test_roles_run_with_their_flags_and_transfer_ports(up: Up) -> None:
     assert up.processes() == []
 
 
-def test_unified_engines_that_name_kv_transfer_tell_gateways_where(up: Up) -> None:
+def test_up_lists_transfer_addresses_when_unified_engines_use_kv_transfer(up: Up) -> None:
     up.write(engine={"kvTransport": "shm"})
     up.start()
     up.until_prints("2 of 2 engines are ready")
@@ -192,7 +192,7 @@ def test_unified_engines_that_name_kv_transfer_tell_gateways_where(up: Up) -> No
     assert up.processes() == []
 
 
-def test_a_dead_engine_comes_back_and_leaves_the_endpoints_meanwhile(up: Up) -> None:
+def test_up_restarts_an_engine_and_removes_its_endpoint_when_it_dies(up: Up) -> None:
     up.start()
     up.until_prints("2 of 2 engines are ready")
     first = up.endpoints()[0]
@@ -205,7 +205,7 @@ def test_a_dead_engine_comes_back_and_leaves_the_endpoints_meanwhile(up: Up) -> 
     assert up.processes() == []
 
 
-def test_an_edit_is_rolled_out_and_a_bad_edit_changes_nothing(up: Up) -> None:
+def test_up_rolls_out_an_edit_and_changes_nothing_when_it_is_invalid(up: Up) -> None:
     up.start()
     up.until_prints("2 of 2 engines are ready")
     before = up.endpoints()
@@ -235,7 +235,7 @@ def test_nothing_is_left_when_it_is_killed(up: Up) -> None:
     wait(lambda: not up.processes(), 8)
 
 
-def test_an_engine_that_cannot_start_says_why(up: Up) -> None:
+def test_up_prints_the_reason_when_an_engine_cannot_start(up: Up) -> None:
     up.write(replicas=1, engine={"maxNumSeqs": 13})
     up.start("--verbose")
     up.until_prints("ended with exit code 3: ERROR 13 brings bad luck")
@@ -262,7 +262,7 @@ def run(up: Up, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_busy_port_is_named(up: Up) -> None:
+def test_up_names_the_port_when_it_is_in_use(up: Up) -> None:
     from http.server import BaseHTTPRequestHandler, HTTPServer
 
     with HTTPServer(("127.0.0.1", up.port), BaseHTTPRequestHandler):
@@ -282,7 +282,7 @@ def test_a_busy_port_is_named(up: Up) -> None:
         ({"kind": "Other"}, "cr.yaml holds no InferenceService (Other)"),
     ],
 )
-def test_what_cannot_run_here_is_refused(up: Up, change: dict[str, Any], message: str) -> None:
+def test_up_refuses_a_service_when_it_cannot_run_locally(up: Up, change: dict[str, Any], message: str) -> None:
     (up.folder / "cr.yaml").write_text(yaml.safe_dump(changed(change)))
     result = run(up, "up", "-f", "cr.yaml")
     assert result.returncode == 2

@@ -51,7 +51,7 @@ def endpoints(folder: Path) -> dict[str, dict[str, Any]]:
     return {endpoint["role"]: endpoint for endpoint in content["endpoints"]}
 
 
-def test_the_gateway_follows_keyed_engines(up: tuple[str, Path]) -> None:
+def test_the_gateway_receives_events_when_engines_use_peer_keys(up: tuple[str, Path]) -> None:
     url, folder = up
     assert {endpoint["peer_auth"] for endpoint in endpoints(folder).values()} == {"shared"}
 
@@ -65,7 +65,7 @@ def test_the_gateway_follows_keyed_engines(up: tuple[str, Path]) -> None:
     assert httpx.post(url + "/v1/completions", json=body, timeout=60).status_code == 200
 
 
-def test_prompts_move_between_its_engines(up: tuple[str, Path]) -> None:
+def test_kv_moves_between_local_engines_when_they_use_peer_keys(up: tuple[str, Path]) -> None:
     sides = endpoints(up[1])
     decode = sides["decode"]["url"]
     model = httpx.get(decode + "/v1/models").json()["data"][0]["id"]
@@ -75,7 +75,7 @@ def test_prompts_move_between_its_engines(up: tuple[str, Path]) -> None:
     wait_until(lambda: f"{RECEIVED} 1.0" in httpx.get(decode + "/metrics").text)
 
 
-def test_a_process_without_the_file_gets_nothing(up: tuple[str, Path]) -> None:
+def test_a_peer_receives_nothing_when_it_lacks_the_key(up: tuple[str, Path]) -> None:
     endpoint = endpoints(up[1])["prefill"]
     with zmq.Context() as context:
         socket = context.socket(zmq.SUB)
@@ -92,7 +92,7 @@ def token(folder: Path) -> dict[str, str]:
     return {PEER_HEADER: read_peer_secret(folder / "peer.key").http_token()}
 
 
-def test_each_start_has_a_secret_of_its_own_that_only_its_user_reads(tmp_path: Path) -> None:
+def test_each_start_writes_a_new_peer_key_readable_by_its_user_only(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         first = read_peer_secret(write_peer_key(tmp_path))

@@ -38,14 +38,14 @@ Answers = tuple[KubernetesApi, list[web.Response], list[str]]
 
 
 @pytest.mark.parametrize("status", [400, 403, 413, 422])
-async def test_refusals_carry_the_servers_words(answers: Answers, status: int) -> None:
+async def test_refused_error_has_the_api_servers_message(answers: Answers, status: int) -> None:
     api, responses, _ = answers
     responses.append(web.json_response({"message": "exceeded quota: x"}, status=status))
     with pytest.raises(RefusedError, match=r"^exceeded quota: x$"):
         await api.apply(MANIFEST)
 
 
-async def test_a_field_that_is_not_in_the_schema_is_a_refusal_whatever_its_status(answers: Answers) -> None:
+async def test_an_apply_is_refused_when_a_field_is_not_in_the_schema(answers: Answers) -> None:
     api, responses, _ = answers
     message = "failed to create typed patch object (n/s; /v1, Kind=Service): .spec.x: field not declared in schema"
     responses.append(web.json_response({"message": message}, status=500))
@@ -54,7 +54,7 @@ async def test_a_field_that_is_not_in_the_schema_is_a_refusal_whatever_its_statu
 
 
 @pytest.mark.parametrize("status", [401, 404, 409, 429, 500, 503, 504])
-async def test_what_passes_is_raised_as_it_came(answers: Answers, status: int) -> None:
+async def test_transient_api_errors_are_raised_unchanged(answers: Answers, status: int) -> None:
     api, responses, _ = answers
     responses += [web.json_response({"message": "later"}, status=status) for _ in range(2 if status == 401 else 1)]
     with pytest.raises(ApiError) as caught:
@@ -63,7 +63,7 @@ async def test_what_passes_is_raised_as_it_came(answers: Answers, status: int) -
     assert caught.value.__notes__ == ["PATCH /api/v1/namespaces/n/services/s"]
 
 
-async def test_what_is_not_there_is_none(answers: Answers) -> None:
+async def test_get_returns_none_and_delete_succeeds_when_the_object_is_missing(answers: Answers) -> None:
     api, responses, requests = answers
     responses += [web.json_response({}, status=404), web.json_response({}, status=404)]
     assert await api.get("Pod", "n", "p") is None
@@ -71,7 +71,7 @@ async def test_what_is_not_there_is_none(answers: Answers) -> None:
     assert [line.split(" ")[0] for line in requests] == ["GET", "DELETE"]
 
 
-async def test_writes_are_forced_applies_with_a_manager(answers: Answers) -> None:
+async def test_writes_are_forced_server_side_applies_with_a_field_manager(answers: Answers) -> None:
     api, responses, requests = answers
     responses += [web.json_response({}), web.json_response({})]
     await api.apply(MANIFEST)
@@ -84,6 +84,6 @@ async def test_writes_are_forced_applies_with_a_manager(answers: Answers) -> Non
     ]
 
 
-def test_paths() -> None:
+def test_api_paths_of_kinds() -> None:
     assert path_of("Deployment", "n", "d") == "/apis/apps/v1/namespaces/n/deployments/d"
     assert path_of("InferenceService", None) == "/apis/serving.mini-infer.io/v1alpha1/inferenceservices"

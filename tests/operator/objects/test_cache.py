@@ -16,7 +16,7 @@ def pod(name: str, version: int, service: str = "s", uid: str = "u", namespace: 
     return {"metadata": {**metadata, "labels": {SERVICE: service}}, "spec": {"nodeName": "node", "containers": []}}
 
 
-def test_older_versions_are_no_news_and_another_object_of_the_name_is() -> None:
+def test_cache_ignores_older_versions_and_accepts_a_new_uid() -> None:
     cache = ObjectCache()
     assert cache.put("Pod", pod("a", 5)) == ("n", "s")
     assert cache.put("Pod", pod("a", 5)) is None
@@ -24,7 +24,7 @@ def test_older_versions_are_no_news_and_another_object_of_the_name_is() -> None:
     assert cache.put("Pod", pod("a", 3, uid="other")) == ("n", "s")
 
 
-def test_a_label_that_moves_takes_the_object_along() -> None:
+def test_cache_moves_an_object_when_its_service_label_changes() -> None:
     cache = ObjectCache()
     cache.put("Pod", pod("a", 1, service="one"))
     cache.put("Pod", pod("a", 2, service="two"))
@@ -32,7 +32,7 @@ def test_a_label_that_moves_takes_the_object_along() -> None:
     assert len(cache.of_service("Pod", "n", "two")) == 1
 
 
-def test_only_what_is_read_is_kept() -> None:
+def test_cache_keeps_only_the_fields_that_are_read() -> None:
     cache = ObjectCache()
     cache.put("Pod", pod("a", 1))
     kept = cache.get("Pod", "n", "a")
@@ -61,7 +61,7 @@ changes = st.lists(st.tuples(st.sampled_from(["put", "drop", "list"]), names, st
 
 
 @given(changes)
-def test_it_holds_what_a_plain_dictionary_would(events: list[tuple[str, str, str]]) -> None:
+def test_cache_equals_a_plain_dictionary_after_any_events(events: list[tuple[str, str, str]]) -> None:
     cache, plain = ObjectCache(), dict[str, dict[str, Any]]()
     for version, (event, name, service) in enumerate(events, start=1):
         if event == "put":

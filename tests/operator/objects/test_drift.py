@@ -58,12 +58,12 @@ def live(manager: str, template_spec: dict[str, Any], **spec: Any) -> dict[str, 
         ),
     ],
 )
-def test_additions(found: dict[str, Any], paths: list[str]) -> None:
+def test_drift_lists_fields_that_other_managers_added(found: dict[str, Any], paths: list[str]) -> None:
     manager = found["metadata"]["managedFields"][0]["manager"]
     assert additions(found, MANIFEST) == [Drift(manager, path) for path in paths]
 
 
-def test_annotations_of_pods_are_left_alone() -> None:
+def test_drift_ignores_pod_annotations() -> None:
     template = {"metadata": {"labels": {}, "annotations": {"model": "m"}}}
     manifest = {"spec": {"template": template}}
     fields = {"f:template": {"f:metadata": {"f:annotations": {"f:kubectl.kubernetes.io/restartedAt": {}}}}}
@@ -71,7 +71,7 @@ def test_annotations_of_pods_are_left_alone() -> None:
     assert additions(found, manifest) == []
 
 
-def test_managers_that_may_add_are_ignored() -> None:
+def test_drift_ignores_managers_when_they_are_allowed() -> None:
     found = live("linkerd", {"f:containers": {'k:{"name":"proxy"}': {}}})
     assert additions(found, MANIFEST)
     assert additions(found, MANIFEST, ["linkerd"]) == []

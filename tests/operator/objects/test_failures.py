@@ -108,7 +108,7 @@ TRACEBACK = "Traceback (most recent call last):\n  File x\nValueError: model '/n
         ),
     ],
 )
-def test_what_is_wrong_with_a_pod(status: dict[str, Any], reason: str, words: str) -> None:
+def test_failure_reason_and_message_of_a_pods_status(status: dict[str, Any], reason: str, words: str) -> None:
     (failure,) = failures_of([deployment()], [pod(status)])
     assert (failure.reason, failure.message) == (reason, words)
     assert failures_of([deployment()], [pod(status, deletionTimestamp="now")]) == []
@@ -128,29 +128,29 @@ def test_what_is_wrong_with_a_pod(status: dict[str, Any], reason: str, words: st
         running(container(ready=True, restartCount=3, lastState=ended(1)), ready="True"),  # it has recovered
     ],
 )
-def test_what_starts_or_runs_is_no_failure(status: dict[str, Any]) -> None:
+def test_no_failure_is_reported_when_a_pod_starts_or_runs(status: dict[str, Any]) -> None:
     assert failures_of([deployment()], [pod(status)]) == []
 
 
-def test_pods_that_cannot_be_made() -> None:
+def test_pods_refused_is_reported_when_quota_forbids_pods() -> None:
     (failure,) = failures_of([deployment("pods is forbidden: exceeded quota: q")], [])
     assert failure.reason == "PodsRefused"
     assert failure.message == "demo-unified-r1: pods is forbidden: exceeded quota: q"
 
 
-def test_a_scheduler_that_does_not_exist_is_named() -> None:
+def test_unschedulable_names_the_scheduler_when_no_scheduler_answers() -> None:
     (failure,) = failures_of([deployment(schedulerName="mine")], [pod({"phase": "Pending"})])
     assert failure.reason == "Unschedulable"
     assert "schedulerName mine" in failure.message
 
 
-def test_a_container_before_the_engine_fails() -> None:
+def test_a_failure_is_reported_when_an_init_container_fails() -> None:
     status = {"phase": "Pending", "initContainerStatuses": [{**container("waiting", **_detail("ErrImagePull", "x"))}]}
     (failure,) = failures_of([deployment()], [pod(status)])
     assert failure.reason == "ImagePullFailed"
 
 
-def test_equal_faults_are_reported_once_and_the_most_specific_first() -> None:
+def test_equal_failures_are_reported_once_and_the_most_specific_first() -> None:
     unscheduled = {"conditions": [{"type": "PodScheduled", "status": "False", "message": "no GPU"}]}
     pods = [pod(unscheduled, f"p{n}") for n in range(5)] + [pod(waiting("ErrImagePull"), "q")]
     first, second = failures_of([deployment()], pods)
@@ -160,7 +160,7 @@ def test_equal_faults_are_reported_once_and_the_most_specific_first() -> None:
     assert len(failures_of([deployment()], many)) == MAX_REPORTED
 
 
-def test_a_long_quotation_is_cut() -> None:
+def test_a_failure_message_is_truncated_when_it_is_long() -> None:
     (failure,) = failures_of([deployment("x" * 5000)], [])
     assert len(failure.message) <= LONGEST_QUOTE + 30
     assert failure.message.endswith("...")

@@ -27,7 +27,7 @@ def numbers(manifests: list[dict[str, Any]]) -> dict[str, int]:
     return {m["metadata"]["name"].rsplit("-", 1)[1]: m["revision"] for m in manifests}
 
 
-def test_a_new_revision_is_the_newest_and_keeps_what_was_written() -> None:
+def test_a_new_revision_gets_the_highest_number_and_keeps_stored_ones() -> None:
     new, other = kept("c", 1), {"kind": "Deployment", "metadata": {"name": "d"}}
     live = [kept("a", 1), kept("b", 2, spec={"image": "x"})]
     result = with_history([new, other, kept("b", 1)], live, "c", {"image": "y"})
@@ -37,7 +37,7 @@ def test_a_new_revision_is_the_newest_and_keeps_what_was_written() -> None:
     assert result[1] == other
 
 
-def test_going_back_makes_a_revision_the_newest_and_rest_changes_nothing() -> None:
+def test_a_revision_gets_the_highest_number_when_it_is_rolled_back_to() -> None:
     live = [kept("a", 1, spec={}), kept("b", 2, spec={})]
     back = with_history([kept("a", 1)], live, "a", {"image": "z"})
     assert numbers(back) == {"a": 3}
@@ -46,7 +46,7 @@ def test_going_back_makes_a_revision_the_newest_and_rest_changes_nothing() -> No
     assert again == back
 
 
-def test_the_newest_are_remembered() -> None:
+def test_only_the_newest_revisions_are_retained() -> None:
     live = [kept(str(number), number) for number in range(1, 32)]
     for item in live[:30]:
         item["metadata"]["ownerReferences"] = [{"uid": "u"}]  # the last one was left behind
@@ -89,12 +89,12 @@ def merged(value: Any, change: Any) -> Any:
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(OBJECTS, OBJECTS)
-def test_a_change_makes_one_into_the_other(before: dict[str, Any], after: dict[str, Any]) -> None:
+def test_a_recorded_change_turns_the_old_spec_into_the_new(before: dict[str, Any], after: dict[str, Any]) -> None:
     assert merged(before, change_to(before, after)) == after
     assert differences(before, before) == []
 
 
-def test_differences_name_the_field() -> None:
+def test_differences_name_field_old_and_new_value() -> None:
     before = {"image": "a", "unified": {"engine": {"dtype": "auto"}}}
     after = {"image": "b", "unified": {"engine": {}}}
     assert differences(before, after) == ["image: a -> b", "unified.engine.dtype: auto -> (none)"]

@@ -16,7 +16,7 @@ GATEWAYS = {"podSelector": {"matchLabels": {"app": "gateway"}}}
 OPERATOR = {"podSelector": {"matchLabels": {"app": "operator"}}}
 
 
-def test_gateways_reach_events_and_others_http_alone() -> None:
+def test_network_policy_lets_gateways_reach_events_and_others_http_only() -> None:
     policy = network_policy(SERVICE, EnginePeers([GATEWAYS], [OPERATOR]))
     assert policy is not None
     rule, http = policy["spec"]["ingress"]
@@ -37,17 +37,17 @@ def test_gateways_reach_events_and_others_http_alone() -> None:
         {"unified": {"engine": {"kvTransport": "nixl"}}},
     ],
 )
-def test_engines_that_exchange_data_reach_each_other_at_every_port(spec: dict[str, Any]) -> None:
+def test_network_policy_lets_engines_reach_each_other_when_they_exchange_kv(spec: dict[str, Any]) -> None:
     policy = network_policy(parse_service(changed({"spec": spec})), EnginePeers([GATEWAYS]))
     assert policy is not None
     assert policy["spec"]["ingress"][1:] == [{"from": [{"podSelector": policy["spec"]["podSelector"]}]}]
 
 
-def test_without_anybody_to_let_in_there_is_no_policy() -> None:
+def test_no_network_policy_is_made_when_no_peer_is_named() -> None:
     assert network_policy(SERVICE, NOBODY) is None
 
 
-def test_the_flag_is_a_list_of_peers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_allow_ingress_from_is_parsed_as_a_list_of_peers(capsys: pytest.CaptureFixture[str]) -> None:
     value = ["--engine-image=i", '--allow-ingress-from=[{"podSelector": {}}]']
     assert parse_settings(value, {}).allow_ingress_from == ({"podSelector": {}},)
     assert parse_settings(value[:1], {}).engine_peers == NOBODY

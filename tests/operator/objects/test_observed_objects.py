@@ -34,7 +34,7 @@ LABELS = {"serving.mini-infer.io/role": "unified", "serving.mini-infer.io/revisi
         ({"labels": {"v": "1.0"}}, {"labels": {"v": "1"}}, False),
     ],
 )
-def test_contains(live: Any, desired: Any, same: bool) -> None:
+def test_contains_compares_a_live_object_with_its_manifest(live: Any, desired: Any, same: bool) -> None:
     assert contains(live, desired) is same
 
 
@@ -47,7 +47,7 @@ def deployment(**changes: Any) -> dict[str, Any]:
     return {**base, **changes}
 
 
-def test_observed_counts_what_is_not_going() -> None:
+def test_observed_workloads_exclude_deployments_being_deleted() -> None:
     going = deployment(metadata={"labels": LABELS, "deletionTimestamp": "now"})
     (seen,) = observed_of(
         [deployment(status={"readyReplicas": 2, "availableReplicas": 1}), going],
@@ -59,7 +59,7 @@ def test_observed_counts_what_is_not_going() -> None:
     assert (seen.role, seen.revision, seen.replicas, seen.ready, seen.available) == ("unified", "r1", 3, 2, 1)
 
 
-def test_a_lost_revision_is_taken_from_its_deployment() -> None:
+def test_a_frozen_template_comes_from_the_deployment_when_its_revision_is_lost() -> None:
     revision = {"metadata": {"labels": LABELS}, "data": {"template": {"t": "frozen"}, "spec": {}}}
     assert frozen_templates([deployment()], [revision]) == {("unified", "r1"): {"template": {"t": "frozen"}}}
     assert frozen_templates([deployment()], []) == {("unified", "r1"): {"template": {"t": "live"}}}

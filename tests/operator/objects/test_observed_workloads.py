@@ -45,7 +45,7 @@ def pod(*, ready: bool, since: int, scheduled: int = 2, why: str = "") -> dict[s
     }
 
 
-def test_identity_is_read_from_the_selector() -> None:
+def test_role_and_revision_are_read_from_the_selector() -> None:
     (seen,) = observed_workloads([deployment(1)], [])
     assert (seen.role, seen.revision) == ("unified", "r1")
 
@@ -70,19 +70,19 @@ def test_engines_are_observed_when_a_user_has_written_nonsense_on_a_pod(metadata
         assert engine.draining_since is None or engine.draining_since.tzinfo is not None
 
 
-def test_ready_is_not_yet_available() -> None:
+def test_an_engine_is_not_available_when_it_just_became_ready() -> None:
     (seen,) = observed_workloads([deployment(2, ready=2, available=1)], [pod(ready=True, since=3)] * 2)
     assert (seen.ready, seen.available, seen.unready_since, seen.progressed_at) == (2, 1, None, at(3))
 
 
-def test_the_deadline_of_unready_engines_begins_with_the_last_change_of_any() -> None:
+def test_unready_since_is_the_last_change_of_any_unready_engine() -> None:
     pods = [pod(ready=False, since=5), pod(ready=False, since=9)]
     (seen,) = observed_workloads([deployment(2)], pods)
     assert seen.unready_since == at(9)
     assert seen.progressed_at == at(1)
 
 
-def test_engines_that_are_not_made_count_from_the_last_step() -> None:
+def test_unready_since_is_the_last_progress_when_pods_are_missing() -> None:
     (seen,) = observed_workloads([deployment(2)], [])
     assert (seen.unready_since, seen.worked) == (at(1), False)
 
@@ -97,17 +97,19 @@ def test_engines_that_are_not_made_count_from_the_last_step() -> None:
         ({"conditions": [{"type": "Progressing", "reason": "ReplicaSetUpdated"}]}, [], False),
     ],
 )
-def test_whether_a_revision_ever_worked(status: dict[str, Any], pods: list[dict[str, Any]], worked: bool) -> None:
+def test_a_revision_has_worked_by_its_status_and_pods(
+    status: dict[str, Any], pods: list[dict[str, Any]], worked: bool
+) -> None:
     (seen,) = observed_workloads([deployment(1, **status)], pods)
     assert seen.worked is worked
 
 
-def test_a_pod_without_a_node_says_since_when() -> None:
+def test_unschedulable_since_is_read_from_the_pods_condition() -> None:
     (seen,) = observed_workloads([deployment(1)], [pod(ready=False, since=2, scheduled=4, why="Unschedulable")])
     assert seen.unschedulable_since == at(4)
 
 
-def test_a_pod_that_ends_may_free_what_a_new_one_waits_for() -> None:
+def test_unschedulable_since_is_none_when_another_pod_is_terminating() -> None:
     ending = pod(ready=False, since=9)
     ending["metadata"]["deletionTimestamp"] = text(3)
     waiting = pod(ready=False, since=2, scheduled=4, why="Unschedulable")
@@ -115,7 +117,7 @@ def test_a_pod_that_ends_may_free_what_a_new_one_waits_for() -> None:
     assert seen.unschedulable_since is None
 
 
-def test_what_is_going_is_not_counted() -> None:
+def test_terminating_pods_and_deployments_are_not_counted() -> None:
     going = deployment(2)
     going["metadata"]["deletionTimestamp"] = text(3)
     ending = pod(ready=False, since=9)
@@ -145,7 +147,7 @@ def member(group: int, worker: int, *, ready: bool, since: int = 3) -> dict[str,
     return {**found, "metadata": {**found["metadata"], "name": f"l-{group}-{worker}", "labels": labels}}
 
 
-def test_of_a_group_the_leader_counts() -> None:
+def test_a_group_counts_by_its_leader() -> None:
     pods = [member(g, w, ready=g == 1 or w == 1) for g in (0, 1) for w in (0, 1)]
     (seen,) = observed_workloads([group_set(2)], pods)
     assert (seen.role, seen.revision, seen.replicas, seen.ready, seen.available) == ("unified", "r1", 2, 1, 1)
@@ -153,7 +155,7 @@ def test_of_a_group_the_leader_counts() -> None:
     assert [(e.name, e.index, e.ready) for e in seen.engines] == [("l-0-0", 0, False), ("l-1-0", 1, True)]
 
 
-def test_a_group_is_available_once_its_leader_was_ready_for_long_enough() -> None:
+def test_a_group_is_available_when_its_leader_was_ready_for_min_ready_seconds() -> None:
     pods = [member(0, 0, ready=True, since=29), member(1, 0, ready=True, since=10)]
     (seen,) = observed_workloads([group_set(2)], pods)
     assert (seen.ready, seen.available_by_index, seen.available_at) == (2, (False, True), at(31))

@@ -78,7 +78,7 @@ def pod(
     }
 
 
-async def test_a_service_gets_the_secret_that_gateways_derive_for_it() -> None:
+async def test_a_services_peer_secret_equals_the_one_derived_by_gateways() -> None:
     api = Api(root_of(ROOT))
     await secrets_of(api).ensure(SERVICE, [])
     written = api.secrets["team/chat-peers"]
@@ -106,14 +106,14 @@ async def test_the_root_of_another_replica_is_taken_when_that_was_faster() -> No
 @pytest.mark.parametrize(
     "data", [None, {}, {"key": "!"}, {"key": b64encode(b"short").decode()}, {"key": b64encode(b"\xff").decode()}]
 )
-async def test_a_root_without_a_key_is_refused_and_left_alone(data: Any) -> None:
+async def test_the_peer_root_secret_is_refused_and_unchanged_when_it_has_no_key(data: Any) -> None:
     api = Api({"data": data})
     with pytest.raises(RefusedError, match="mini-infer-peer-root"):
         await secrets_of(api).root()
     assert api.calls == ["get system/mini-infer-peer-root"]
 
 
-async def test_a_service_at_rest_causes_no_writes() -> None:
+async def test_no_writes_are_made_when_a_service_is_at_rest() -> None:
     api, clock = Api(root_of(ROOT)), [0.0]
     peers = secrets_of(api, clock)
     for now_s in (0.0, 1.0, 1000.0):

@@ -35,12 +35,12 @@ def rendered(source: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.usefixtures("everything_works")
 @pytest.mark.parametrize("source", INPUTS, ids=lambda path: path.name)
-def test_manifests(source: Path) -> None:
+def test_rendered_manifests_equal_their_golden_files(source: Path) -> None:
     expected = source.with_name(source.name.replace(".in.", ".out."))
     assert rendered(source) == list(yaml.safe_load_all(expected.read_text()))
 
 
-def test_a_frozen_template_is_used_as_it_is() -> None:
+def test_a_stored_template_is_rendered_unchanged() -> None:
     service = parse_service(changed(STORED))
     seen = Observed(
         [ObservedWorkload("unified", "old", 2, 2, 2), ObservedWorkload("unified", "lost", 1, 1, 1)],

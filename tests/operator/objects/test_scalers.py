@@ -11,13 +11,13 @@ def scaler(name: str, role: str, replicas: int | None, created: str = "2026-01-0
     return {"metadata": {"name": name, "creationTimestamp": created}, "spec": spec}
 
 
-def test_a_scaler_sets_the_number_of_its_role() -> None:
+def test_a_scaler_sets_the_replicas_of_its_role() -> None:
     scaled = scaled_spec(SPEC, [scaler("d", "decode", 4), scaler("u", "unified", 2), scaler("p", "prefill", None)])
     assert scaled == {**SPEC, "decode": {"engine": {}, "replicas": 4}}
     assert "replicas" not in SPEC["decode"]
 
 
-def test_a_scaler_without_a_number_begins_with_its_roles() -> None:
+def test_a_scaler_starts_with_its_roles_replicas_when_it_has_none() -> None:
     assert initial_replicas(scaler("d", "decode", None), SPEC) == 1
     assert initial_replicas(scaler("d", "decode", 0), SPEC) is None
     assert initial_replicas(scaler("u", "unified", None), SPEC) is None

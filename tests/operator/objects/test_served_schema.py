@@ -18,13 +18,13 @@ def condition(kind: str) -> dict[str, str]:
     return {"type": kind, "status": "True", "reason": "R"}
 
 
-def test_equal_schemas_are_current() -> None:
+def test_the_crd_is_current_when_schemas_are_equal() -> None:
     ours = schema_of(custom_resource_definition())
     assert compare(ours, ours) == Difference()
     assert compare(ours, ours).state == "current"
 
 
-def test_a_schema_that_lacks_fields_is_older_and_one_that_has_more_is_newer() -> None:
+def test_the_crd_is_older_when_fields_are_missing_and_newer_when_it_has_more() -> None:
     small = {"properties": {"spec": {"properties": {"a": {"type": "string", "enum": ["x"]}}}}}
     large = {
         "properties": {
@@ -38,13 +38,13 @@ def test_a_schema_that_lacks_fields_is_older_and_one_that_has_more_is_newer() ->
     assert compare(large, small).state == "newer"
 
 
-def test_the_first_versions_crd_is_older() -> None:
+def test_the_crd_of_the_first_version_is_older() -> None:
     difference = compare(schema_of(FIRST), schema_of(custom_resource_definition()))
     assert difference.state == "older"
     assert "status.conditions[].type=Stalled" in difference.missing
 
 
-def test_a_status_fits_the_first_versions_crd() -> None:
+def test_status_is_reduced_to_fields_of_an_older_crd() -> None:
     status = {
         "observedGeneration": 3,
         "conditions": [condition("Ready"), condition("Stalled")],

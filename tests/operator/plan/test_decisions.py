@@ -34,11 +34,13 @@ def seen(*workloads: tuple[str, int]) -> Observed:
         ),
     ],
 )
-def test_table(before: tuple[tuple[str, int], ...], after: tuple[tuple[str, int], ...], reported: list[str]) -> None:
+def test_events_by_change_of_the_plan(
+    before: tuple[tuple[str, int], ...], after: tuple[tuple[str, int], ...], reported: list[str]
+) -> None:
     assert [f"{d.reason}: {d.message}" for d in decisions(seen(*before), planned(*after))] == reported
 
 
-def test_a_new_revision_names_its_image() -> None:
+def test_the_event_of_a_new_revision_names_its_image() -> None:
     service = parse_service(changed({}))
     (decision,) = decisions(Observed(), make_plan(service, Observed(default_image="engine:1"), NOW))
     assert decision.message.endswith("starts with 2 engines, image engine:1")

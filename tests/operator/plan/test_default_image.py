@@ -26,11 +26,11 @@ OLD, NEW = revision("old"), revision("new")
     ],
     ids=["does not run", "runs from it", "due", "begun", "the user edited too"],
 )
-def test_table(running: dict[str, str], expected: ImageChange) -> None:
+def test_image_change_by_running_images(running: dict[str, str], expected: ImageChange) -> None:
     assert image_change(parse_service(changed({})), "new", running) == expected
 
 
-def test_who_names_an_image_is_not_concerned() -> None:
+def test_the_default_image_changes_nothing_when_a_service_names_its_own() -> None:
     service = parse_service(changed({"spec": {"image": "mine"}}))
     running = {service_revision(service, "old"): "mine"}
     assert image_change(service, "new", running) == ImageChange(Change.NONE)

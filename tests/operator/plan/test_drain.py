@@ -23,7 +23,7 @@ def workload(revision: str, *engines: ObservedEngine) -> ObservedWorkload:
     return ObservedWorkload("unified", revision, len(engines), ready, ready, engines=engines)
 
 
-def test_unready_ones_go_first_then_those_chosen_before_then_the_youngest() -> None:
+def test_drain_victims_are_unready_then_draining_then_youngest_engines() -> None:
     engines = [
         engine("old", 900),
         engine("young", 10),
@@ -35,7 +35,7 @@ def test_unready_ones_go_first_then_those_chosen_before_then_the_youngest() -> N
     assert victims(workload("a", *engines), 4) == []
 
 
-def test_of_groups_the_highest_indexes_go() -> None:
+def test_drain_victims_are_the_highest_indexes_of_groups() -> None:
     groups = [replace(engine(name, ready=name != "0"), index=int(name)) for name in ("2", "0", "1")]
     seen = replace(workload("a", *groups), available_by_index=(False, True, True))
     assert [e.name for e in victims(seen, 1)] == ["2", "1"]
@@ -59,7 +59,7 @@ def test_when_an_engine_may_go(one: ObservedEngine, expected: bool) -> None:
     assert may_go(one, NOW) is expected
 
 
-def test_shrinking_waits_for_the_drain_and_growing_for_the_room() -> None:
+def test_scale_down_waits_for_draining_and_scale_up_for_free_room() -> None:
     old = workload("old", engine("a", 900), engine("b", 800))
     new = workload("new", engine("c"))
     desired = {"old": 1, "new": 2}
@@ -72,7 +72,7 @@ def test_shrinking_waits_for_the_drain_and_growing_for_the_room() -> None:
     assert second.going == {"b"}
 
 
-def test_a_revision_that_is_removed_is_drained_before() -> None:
+def test_a_revision_is_drained_before_it_is_removed() -> None:
     old, new = workload("old", engine("a")), workload("new", engine("b"), engine("c"))
     assert dict(drain({"new": 2}, "new", {"old": old, "new": new}, 3, NOW).replicas) == {"old": 1, "new": 2}
     idle = workload("old", engine("a", draining=UNROUTED_AFTER, running=0))
@@ -100,7 +100,7 @@ engines = st.builds(
 
 
 @given(st.lists(engines, max_size=5), st.lists(engines, max_size=5), st.integers(0, 5), st.integers(0, 5))
-def test_the_limit_holds_and_what_serves_and_is_busy_stays(
+def test_drain_respects_the_surge_limit_and_keeps_busy_engines(
     old: list[ObservedEngine], new: list[ObservedEngine], keep: int, grow: int
 ) -> None:
     seen = {"old": workload("old", *old), "new": workload("new", *new)}

@@ -11,7 +11,7 @@ def service(created: str, model: str | None = None, **metadata: Any) -> dict[str
     return {"metadata": {"creationTimestamp": created, **metadata}, "spec": spec}
 
 
-def test_the_oldest_owns_a_name_and_the_others_are_notified_of_changes() -> None:
+def test_the_oldest_service_owns_a_model_name_and_others_are_requeued_when_that_changes() -> None:
     names = ModelNames()
     assert names.update(("b", "young"), service("2026-02", "shared")) == set()
     assert names.update(("a", "old"), service("2026-01", "shared")) == {("b", "young")}
@@ -25,7 +25,7 @@ def test_the_oldest_owns_a_name_and_the_others_are_notified_of_changes() -> None
     assert names.claimants("shared") == []
 
 
-def test_equal_times_are_decided_by_name() -> None:
+def test_model_name_owners_are_decided_by_name_when_services_are_equally_old() -> None:
     names = ModelNames()
     for key in (("b", "x"), ("a", "y"), ("a", "x")):
         names.update(key, service("2026-01", "shared"))
@@ -36,7 +36,7 @@ def test_equal_times_are_decided_by_name() -> None:
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["m", "n", None]), st.sampled_from("123")), max_size=20)
 )
-def test_after_any_changes_it_knows_what_is(changes: list[tuple[str, str | None, str]]) -> None:
+def test_model_names_equal_a_plain_dictionary_after_any_changes(changes: list[tuple[str, str | None, str]]) -> None:
     names, now = ModelNames(), dict[tuple[str, str], tuple[str, str]]()
     for name, model, created in changes:
         key = ("ns", name)

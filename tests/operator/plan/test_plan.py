@@ -33,7 +33,7 @@ def revision(change: dict[str, Any], image: str = "engine:1") -> str:
         {"spec": {"model": {"tokenSecret": None}}},
     ],
 )
-def test_what_changes_no_pod_keeps_the_revision(change: dict[str, Any]) -> None:
+def test_the_revision_is_kept_when_an_edit_changes_no_pod(change: dict[str, Any]) -> None:
     assert revision(change) == revision({})
 
 
@@ -48,11 +48,11 @@ def test_what_changes_no_pod_keeps_the_revision(change: dict[str, Any]) -> None:
         {"spec": {"unified": {"template": {"metadata": {"labels": {"a": "b"}}}}}},
     ],
 )
-def test_what_changes_pods_makes_a_revision(change: dict[str, Any]) -> None:
+def test_a_new_revision_is_made_when_an_edit_changes_pods(change: dict[str, Any]) -> None:
     assert revision(change) != revision({})
 
 
-def test_revisions_of_earlier_operators_are_found_again() -> None:
+def test_revision_hashes_equal_those_of_earlier_operators() -> None:
     """Golden: were this to change, upgrading the operator would roll every service."""
     full = {
         "model": {"uri": "hf://a/b@c", "name": "n"},
@@ -62,7 +62,7 @@ def test_revisions_of_earlier_operators_are_found_again() -> None:
     assert revision({"spec": full}) == "dc2fe1080a"
 
 
-def test_the_default_image_is_part_of_the_revision() -> None:
+def test_the_default_image_is_part_of_the_revision_when_the_service_names_none() -> None:
     assert revision({}, "engine:1") != revision({}, "engine:2")
     assert revision({"spec": {"image": "x"}}, "engine:1") == revision({"spec": {"image": "x"}}, "engine:2")
 
@@ -78,11 +78,11 @@ def test_the_default_image_is_part_of_the_revision() -> None:
         ("hf://Qwen/Qwen3-8B@v1", ModelSource(hub_id="Qwen/Qwen3-8B", hub_revision="v1")),
     ],
 )
-def test_model_sources(uri: str, source: ModelSource) -> None:
+def test_model_source_by_uri(uri: str, source: ModelSource) -> None:
     assert model_source(uri) == source
 
 
-def test_every_engine_option_becomes_a_flag() -> None:
+def test_every_engine_option_becomes_an_engine_flag() -> None:
     options = {
         "dtype": "bfloat16",
         "loadFormat": "dummy",
@@ -119,7 +119,7 @@ def test_every_engine_option_becomes_a_flag() -> None:
     ("engine", "port"),
     [({}, 0), ({"kvCacheMemory": "1Gi"}, 0), ({"kvTransport": "auto"}, 5559), ({"kvTransferFallback": False}, 5559)],
 )
-def test_unified_engines_that_name_kv_transfer_get_a_port_for_it(engine: dict[str, Any], port: int) -> None:
+def test_unified_engines_get_a_transfer_port_when_they_use_kv_transfer(engine: dict[str, Any], port: int) -> None:
     service = parse_service(changed({"spec": {"unified": {"engine": engine}}}))
     pods = frozen_pods(service, "unified", "r", launch_of(service, "unified", "i"), None)
     (container,) = pods["template"]["spec"]["containers"]
@@ -127,7 +127,7 @@ def test_unified_engines_that_name_kv_transfer_get_a_port_for_it(engine: dict[st
     assert ("--role=unified" in container["args"]) == (f"--transfer-port={port}" in container["args"]) == bool(port)
 
 
-def test_every_flag_is_one_of_the_engines() -> None:
+def test_every_rendered_flag_exists_in_the_engine() -> None:
     command = [sys.executable, "-m", "mini_infer_engine.server.cli", "--help"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     offered = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
@@ -135,7 +135,7 @@ def test_every_flag_is_one_of_the_engines() -> None:
     assert [flag for flag in sorted({*flags, *RESERVED_ENGINE_FLAGS}) if flag not in offered] == []
 
 
-def test_the_plan_starts_the_engines_of_the_spec() -> None:
+def test_plan_starts_the_replicas_of_the_spec() -> None:
     service = parse_service(changed({}))
     (workload,) = make_plan(service, Observed(default_image="engine:1"), NOW).workloads
     assert (workload.role, workload.replicas, workload.revision) == ("unified", 2, revision({}))
@@ -143,7 +143,7 @@ def test_the_plan_starts_the_engines_of_the_spec() -> None:
     assert (workload.launch.image, workload.launch.model_name) == ("engine:1", "demo")
 
 
-def test_plan_keeps_old_revisions_as_they_are() -> None:
+def test_plan_keeps_the_templates_of_old_revisions() -> None:
     service = parse_service(changed({}))
     seen = Observed(
         [ObservedWorkload("unified", "old", 2, 2, 2), ObservedWorkload("decode", "stray", 1, 1, 1)],
@@ -196,7 +196,7 @@ NEW = ObservedWorkload("unified", "", 1, 0, 0, worked=False)
         ),
     ],
 )
-def test_plans_with_memory(old: ObservedWorkload, new: ObservedWorkload, expected: dict[str, int]) -> None:
+def test_plan_by_observed_revisions(old: ObservedWorkload, new: ObservedWorkload, expected: dict[str, int]) -> None:
     assert seen_of(old=old, new=new) == expected
 
 
@@ -218,5 +218,5 @@ def test_a_plan_says_when_time_alone_changes_it() -> None:
         (Rollout(max_surge="100%"), Limits(5, 0)),
     ],
 )
-def test_limits(rollout: Rollout | None, expected: Limits) -> None:
+def test_rollout_limits_by_spec(rollout: Rollout | None, expected: Limits) -> None:
     assert limits_of(rollout, 5, None, NOW) == expected

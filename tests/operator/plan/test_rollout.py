@@ -53,7 +53,7 @@ def next_replicas(desired: int, revision: str, seen: dict[str, Count], limits: L
         ),
     ],
 )
-def test_table(desired: int, seen: dict[str, Count], expected: dict[str, int]) -> None:
+def test_next_replicas_by_observed_counts(desired: int, seen: dict[str, Count], expected: dict[str, int]) -> None:
     assert next_replicas(desired, "new", seen, DEFAULT) == expected
 
 
@@ -67,11 +67,11 @@ def test_table(desired: int, seen: dict[str, Count], expected: dict[str, int]) -
         pytest.param(Limits(1, 1), {"old": Count(4, 3)}, {"old": 3, "new": 2}, id="the unready one goes first"),
     ],
 )
-def test_limits(limits: Limits, seen: dict[str, Count], expected: dict[str, int]) -> None:
+def test_rollout_limits_by_spec(limits: Limits, seen: dict[str, Count], expected: dict[str, int]) -> None:
     assert next_replicas(4, "new", seen, limits) == expected
 
 
-def test_one_engine_on_one_gpu_can_be_replaced() -> None:
+def test_a_lone_engine_is_stopped_first_when_no_gpu_is_free() -> None:
     assert next_replicas(1, "new", {"old": Count(1, 1), "new": Count(1, 0)}, Limits(1, 1)) == {"new": 1}
 
 
@@ -91,7 +91,7 @@ def changed(event: str, value: int, seen: dict[str, Count]) -> dict[str, Count]:
 
 
 @given(limits, steps)
-def test_what_can_answer_never_drops_by_our_doing(limits: Limits, events: list[tuple[str, int]]) -> None:
+def test_rollout_never_removes_engines_below_min_available(limits: Limits, events: list[tuple[str, int]]) -> None:
     """Any sequence of edits, scalings, starts, crashes and recoveries, with the plan carried out after each."""
     desired, revision, before_edit = 2, "r0", "r0"
     seen: dict[str, Count] = {}
@@ -122,7 +122,7 @@ def test_what_can_answer_never_drops_by_our_doing(limits: Limits, events: list[t
 
 
 @given(st.integers(0, 8), st.integers(0, 8), limits)
-def test_it_settles(desired: int, old: int, limits: Limits) -> None:
+def test_rollout_converges_to_the_desired_replicas(desired: int, old: int, limits: Limits) -> None:
     seen = {"old": Count(old, old)}
     for _ in range(2 * desired + 3):
         seen = {name: Count(n, n) for name, n in next_replicas(desired, "new", seen, limits).items()}
@@ -131,7 +131,7 @@ def test_it_settles(desired: int, old: int, limits: Limits) -> None:
 
 
 @given(st.integers(1, 8), st.integers(0, 8))
-def test_a_crash_after_ready_brings_no_successor(desired: int, crashes: int) -> None:
+def test_old_engines_stay_when_new_ones_crash_before_they_are_available(desired: int, crashes: int) -> None:
     """New engines that are never available for long enough take nothing away, however often they look ready."""
     seen = {"old": Count(desired, desired)}
     for _ in range(crashes):

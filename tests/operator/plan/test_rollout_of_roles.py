@@ -81,12 +81,14 @@ def kept(before: Count | None, replicas: int) -> Count:
         ),
     ],
 )
-def test_table(desired: dict[str, int], seen: Seen, expected: dict[str, dict[str, int]]) -> None:
+def test_next_replicas_of_roles_by_observed_counts(
+    desired: dict[str, int], seen: Seen, expected: dict[str, dict[str, int]]
+) -> None:
     requested = planned(desired, seen)
     assert {role: {name: c.replicas for name, c in counts.items()} for role, counts in requested.items()} == expected
 
 
-def test_on_a_full_cluster_no_role_keeps_what_another_waits_for() -> None:
+def test_a_role_releases_gpus_when_another_role_waits_for_them() -> None:
     """Three GPUs, and the one that decode let go went to prefill: old prefill must not wait for decode."""
     seen = {"prefill": {"old": Count(1, 1), "new": Count(1, 1)}, "decode": {"old": Count(1, 1), "new": Count(2, 0)}}
     waiting = planned({"prefill": 1, "decode": 2}, seen)
@@ -99,11 +101,13 @@ def test_on_a_full_cluster_no_role_keeps_what_another_waits_for() -> None:
     ("flags", "available", "expected"),
     [((True, True), 1, 1), ((False, True), 1, 2), ((False, True), 2, 2), ((False, False), 1, 1), ((True,), 0, 0)],
 )
-def test_replicas_where_the_highest_index_goes_first(flags: tuple[bool, ...], available: int, expected: int) -> None:
+def test_replicas_to_keep_when_the_highest_group_index_is_removed_first(
+    flags: tuple[bool, ...], available: int, expected: int
+) -> None:
     assert Count(len(flags), sum(flags), available_by_index=flags).replicas_with(available) == expected
 
 
-def test_scaling_groups_down_waits_where_only_the_higher_one_serves() -> None:
+def test_scale_down_waits_when_only_the_highest_group_serves() -> None:
     seen = {"new": Count(2, 1, available_by_index=(False, True))}
     assert next_replicas(1, "new", seen, DEFAULT) == {"new": 2}
     assert next_replicas(1, "new", {"new": Count(2, 1, available_by_index=(True, False))}, DEFAULT) == {"new": 1}
@@ -134,7 +138,7 @@ def _with_available(count: Count, available: int) -> Count:
 
 
 @given(limits, steps, st.booleans())
-def test_nothing_that_serves_is_lost_in_any_role(
+def test_rollout_of_roles_never_removes_serving_engines(
     limits: Limits, events: list[tuple[str, str, int]], in_groups: bool
 ) -> None:
     """Any sequence of edits, scalings, starts, crashes and recoveries, with the plan carried out after each."""
@@ -166,7 +170,9 @@ turns = st.lists(st.tuples(st.sampled_from(["prefill", "decode"]), st.integers(0
 
 
 @given(st.integers(1, 4), st.integers(1, 4), turns)
-def test_old_decode_engines_keep_their_prefill_engines(prefill: int, decode: int, turns: list[tuple[str, int]]) -> None:
+def test_old_decode_engines_keep_prefill_engines_of_their_revision(
+    prefill: int, decode: int, turns: list[tuple[str, int]]
+) -> None:
     """In whatever order new engines of both roles become available."""
     desired = {"prefill": prefill, "decode": decode}
     seen: Seen = {role: {"old": Count(n, n)} for role, n in desired.items()}
@@ -181,7 +187,7 @@ def test_old_decode_engines_keep_their_prefill_engines(prefill: int, decode: int
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 6), st.integers(0, 6), limits, st.booleans())
-def test_it_settles(
+def test_rollout_converges_to_the_desired_replicas(
     prefill: int, decode: int, old_prefill: int, old_decode: int, limits: Limits, from_unified: bool
 ) -> None:
     desired = {"prefill": prefill, "decode": decode}

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 EXAMPLES = failing_examples()
 
 
-def test_the_crd_is_what_the_models_say() -> None:
+def test_the_stored_crd_equals_the_models_schema() -> None:
     stored = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "crds").glob("*.yaml"))]
     made = sorted(custom_resource_definitions(), key=lambda crd: crd["metadata"]["name"])
     assert stored == made, "run: make crds"
@@ -35,7 +35,7 @@ def test_the_crd_is_what_the_models_say() -> None:
     )
 
 
-def test_kubectl_explain_describes_every_field() -> None:
+def test_every_crd_field_has_a_description() -> None:
     def undescribed(schema: dict[str, Any], path: str) -> list[str]:
         properties = schema.get("properties", {}).items()
         missing = [f"{path}.{name}" for name, field in properties if not field.get("description")]
@@ -51,7 +51,7 @@ def test_kubectl_explain_describes_every_field() -> None:
     assert [path for path in found if not described_once.fullmatch(path)] == ["infsvc.metadata"]
 
 
-def test_the_crd_is_small() -> None:
+def test_the_crd_fits_into_an_annotation() -> None:
     """`kubectl apply` keeps it in an annotation, as JSON without spaces, and annotations are 256 KB at most."""
     assert len(json.dumps(custom_resource_definition(), separators=(",", ":"))) < 160_000
 
@@ -65,7 +65,7 @@ def test_the_path_is_reported_when_a_rule_is_broken(example: dict[str, Any]) -> 
     assert any(line.startswith(f"{path}: ") and example.get("message", "") in line for line in lines), lines
 
 
-def test_every_rule_has_a_failing_example() -> None:
+def test_every_validation_rule_has_a_failing_example() -> None:
     def models(base: type[ApiModel]) -> list[type[ApiModel]]:
         return [model for child in base.__subclasses__() for model in (child, *models(child))]
 
@@ -76,7 +76,7 @@ def test_every_rule_has_a_failing_example() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
-def test_examples_are_valid(path: Path) -> None:
+def test_example_services_are_valid(path: Path) -> None:
     for document in yaml.safe_load_all(path.read_text()):
         if document["kind"] == "InferenceService":
             parse_service(document)
@@ -86,11 +86,11 @@ def test_examples_are_valid(path: Path) -> None:
     "uri",
     ["demo", "file:///models/a b", "pvc://claim", "pvc://my-claim/a/b", "hf://Qwen/Qwen3-8B@main", "hf://a/b.c_d"],
 )
-def test_model_uris(uri: str) -> None:
+def test_model_uris_are_accepted(uri: str) -> None:
     assert parse_service(changed({"spec": {"model": {"uri": uri}}})).spec.model.uri == uri
 
 
-def test_all_faults_are_reported_together() -> None:
+def test_all_validation_faults_are_reported_together() -> None:
     with pytest.raises(InvalidServiceError) as caught:
         parse_service(changed({"spec": {"unified": {"replicas": -1, "engine": {"dtype": "int3"}, "extra": 1}}}))
     assert [line.split(":")[0] for line in str(caught.value).splitlines()] == [
@@ -103,7 +103,7 @@ def test_all_faults_are_reported_together() -> None:
 @pytest.mark.parametrize(
     "image", ["engine", "a/b:1", "r.example.org:5000/a/b_c--d.e:V1.0", "localhost/e:x@sha256:" + "0" * 64]
 )
-def test_images(image: str) -> None:
+def test_image_names_are_accepted(image: str) -> None:
     assert parse_service(changed({"spec": {"image": image}})).spec.image == image
 
 
@@ -120,28 +120,30 @@ def test_images(image: str) -> None:
         ({"kvTransport": "shm"}, {"kvTransport": "shm"}),
     ],
 )
-def test_engines_that_pair(prefill: dict[str, Any], decode: dict[str, Any]) -> None:
+def test_prefill_and_decode_options_are_accepted_when_they_match(
+    prefill: dict[str, Any], decode: dict[str, Any]
+) -> None:
     parse_service(changed({"spec": {"unified": None, "prefill": {"engine": prefill}, "decode": {"engine": decode}}}))
 
 
-def test_ranks_of_engines_that_pair_may_differ() -> None:
+def test_prefill_and_decode_may_have_different_tensor_parallel_sizes() -> None:
     engine = {"kvTransport": "nixl"}
     roles = {"prefill": {"engine": engine}, "decode": {"engine": engine, "parallelism": {"tensor": 2}}}
     parse_service(changed({"spec": {"unified": None, **roles}}))
 
 
-def test_every_flag_of_ranks_is_reserved() -> None:
+def test_every_parallelism_flag_is_reserved_in_extra_args() -> None:
     """With its aliases: what `parallelism` says is what GPUs are counted by."""
     rows = [row for row in option_rows(EngineOptions) if row.option.group == PARALLEL]
     flags = {flag for row in rows for flag in (row.flag, *row.option.aliases)}
     assert flags - {*RESERVED_ENGINE_FLAGS} == {"--master-addr", "--master-port"}
 
 
-def test_values_of_extra_args_may_begin_with_a_dash() -> None:
+def test_extra_args_accept_values_that_begin_with_a_dash() -> None:
     parse_service(changed({"spec": {"unified": {"engine": {"extraArgs": ["--seed", "-1", "--dry-run"]}}}}))
 
 
-def test_kubernetes_own_types_are_kept_as_written() -> None:
+def test_kubernetes_types_keep_their_field_names_and_values() -> None:
     """Also where a field is named otherwise in Python: the text is what revisions are named by."""
     container = {
         "env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}, {"name": "B", "value": ""}],
@@ -156,7 +158,7 @@ def test_kubernetes_own_types_are_kept_as_written() -> None:
     assert dumped["spec"] == spec
 
 
-def test_models_are_frozen() -> None:
+def test_resource_models_are_frozen() -> None:
     service = InferenceService.model_validate(VALID)
     with pytest.raises(ValidationError):
         service.kind = "Other"  # type: ignore[misc, assignment]
@@ -175,12 +177,12 @@ def test_models_are_frozen() -> None:
         ("3Ei", 3 * 2**60),
     ],
 )
-def test_quantities(text: int | str, number: float) -> None:
+def test_quantities_are_parsed(text: int | str, number: float) -> None:
     assert parse_quantity(text) == number
 
 
 @given(st.text(alphabet="0123456789.eEmkKMGi+-", max_size=8))
-def test_a_quantity_is_read_or_refused_by_name(text: str) -> None:
+def test_a_quantity_is_parsed_or_named_in_the_error(text: str) -> None:
     if re.match(QUANTITY_PATTERN, text):
         assert isinstance(parse_quantity(text), float)
     else:

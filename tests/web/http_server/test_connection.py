@@ -126,7 +126,7 @@ async def test_endless_headers_end_at_the_limit() -> None:
         (HEAD + b"content-length: 90000\r\n\r\n" + b"x" * 60_000, 95, 408),
     ],
 )
-async def test_slow_clients_are_let_go(sent: bytes, later_s: float, status: int | None) -> None:
+async def test_connections_close_when_clients_are_slow(sent: bytes, later_s: float, status: int | None) -> None:
     async with served() as there:
         reader, writer = await there.connect()
         writer.write(sent)
@@ -147,7 +147,7 @@ async def test_slow_clients_are_let_go(sent: bytes, later_s: float, status: int 
         writer.close()
 
 
-async def test_a_client_that_does_not_read_is_cut() -> None:
+async def test_a_connection_closes_when_its_client_does_not_read() -> None:
     async with served() as there:
         _, writer = await there.connect()
         writer.write(HEAD.replace(b"POST / ", b"POST /endless ") + b"\r\n")

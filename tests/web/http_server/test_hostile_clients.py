@@ -124,7 +124,7 @@ async def test_healthy_clients_are_answered_when_failed_upgrades_flood_the_serve
     assert len(kinds(caplog)) <= 3
 
 
-async def test_websockets_take_only_their_share_of_a_peers_connections() -> None:
+async def test_websockets_are_limited_to_a_share_of_a_peers_connections() -> None:
     async with served(app, replace(LIMITS, max_connections_per_peer=2 * WEBSOCKET_SHARE), ws=WEBSOCKET) as there:
         open_ones = [await connect(f"ws://127.0.0.1:{there.port}/") for _ in range(2)]
         assert await refusal(there, HANDSHAKE) == (503, "too_many_connections")
@@ -166,7 +166,7 @@ async def test_a_handshake_ends_when_the_application_does_not_answer_it() -> Non
         await until(lambda: not there.connections)
 
 
-async def test_a_message_of_endless_empty_fragments_ends_the_websocket() -> None:
+async def test_a_websocket_closes_when_it_gets_endless_empty_fragments() -> None:
     async with served(app, LIMITS, ws=WEBSOCKET) as there:
         reader, writer = await there.connect()
         writer.write(HANDSHAKE)
@@ -294,7 +294,7 @@ async def test_a_heads_cost_is_linear_in_its_length_when_it_comes_byte_by_byte()
     assert long < 8 * short
 
 
-async def test_the_peers_limit_leaves_room_for_others_and_the_oldest_without_a_request_goes_first() -> None:
+async def test_the_oldest_idle_connection_closes_when_a_peer_exceeds_its_limit() -> None:
     async with served(app, replace(LIMITS, max_connections=100, max_connections_per_peer=4)) as there:
         streams = [await there.connect() for _ in range(8)]
         for reader, _ in streams[:4]:
@@ -326,7 +326,7 @@ async def test_the_request_before_is_answered_when_the_one_behind_is_malformed()
         writer.close()
 
 
-async def test_too_many_pipelined_requests_end_the_connection() -> None:
+async def test_a_connection_closes_when_too_many_requests_are_pipelined() -> None:
     async with served(app, LIMITS) as there:
         _, writer = await there.connect()
         writer.write(GET.replace(b"GET /", b"GET /wait") + GET * (MAX_PIPELINED_REQUESTS + 2))
@@ -361,7 +361,7 @@ async def test_an_http_1_0_client_gets_no_chunks_when_the_length_is_unknown() ->
         ),
     ],
 )
-async def test_a_head_that_cannot_be_served_is_refused_by_its_kind(sent: bytes, expected: tuple[int, str]) -> None:
+async def test_a_request_head_is_refused_by_its_fault(sent: bytes, expected: tuple[int, str]) -> None:
     async with served(app, LIMITS) as there:
         assert await refusal(there, sent) == expected
 

@@ -58,7 +58,7 @@ async def answer(reader: asyncio.StreamReader) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("request_bytes", "body"), [(LENGTH, "hello"), (CHUNKED, "hello"), (BODILESS, ""), (PLAIN, "hello")]
 )
-async def test_an_offered_upgrade_is_ignored_wherever_the_request_is_cut(request_bytes: bytes, body: str) -> None:
+async def test_an_h2c_upgrade_is_ignored_wherever_the_request_is_split(request_bytes: bytes, body: str) -> None:
     async with connected() as (reader, writer):
         for cut in {1, 20, request_bytes.index(b"\r\n\r\n") + 4, len(request_bytes) - 2, len(request_bytes)}:
             for piece in filter(None, (request_bytes[:cut], request_bytes[cut:])):
@@ -70,7 +70,7 @@ async def test_an_offered_upgrade_is_ignored_wherever_the_request_is_cut(request
             assert {"upgrade", "http2-settings"}.isdisjoint(answered["headers"])  # type: ignore[arg-type]  # names
 
 
-async def test_what_follows_on_the_connection_is_served_too() -> None:
+async def test_later_requests_on_an_upgraded_connection_are_served() -> None:
     async with connected() as (reader, writer):
         writer.write(LENGTH + PLAIN + CHUNKED)
         answered = [await answer(reader) for _ in range(3)]
@@ -78,7 +78,7 @@ async def test_what_follows_on_the_connection_is_served_too() -> None:
         assert "x-mine" in answered[0]["headers"]  # type: ignore[operator]  # names
 
 
-async def test_a_connection_that_is_to_be_closed_is_closed() -> None:
+async def test_a_connection_closes_when_the_client_asks_for_it() -> None:
     async with connected() as (reader, writer):
         writer.write(LENGTH.replace(b"connection: Upgrade", b"connection: close, Upgrade"))
         assert (await answer(reader))["body"] == "hello"

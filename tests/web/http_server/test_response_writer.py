@@ -85,7 +85,7 @@ def requests(path: str, method: str = "GET") -> bytes:
 
 @pytest.mark.parametrize("path", ["/whole", "/refused", "/unknown-length", "/last", "/nothing", "/stream"])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-async def test_what_is_written_at_once_is_what_send_writes(path: str, method: str) -> None:
+async def test_the_response_writer_writes_the_bytes_of_send(path: str, method: str) -> None:
     async with served() as (app, exchange):
         written = await exchange(requests(path, method))
         app.writes = False
@@ -94,6 +94,6 @@ async def test_what_is_written_at_once_is_what_send_writes(path: str, method: st
     assert written.count(b"HTTP/1.1 ") == (1 if path == "/last" else 2)
 
 
-async def test_a_head_that_would_end_early_is_never_written() -> None:
+async def test_a_response_head_with_line_breaks_is_never_written() -> None:
     async with served() as (_, exchange):
         assert await exchange(requests("/split")) == b""

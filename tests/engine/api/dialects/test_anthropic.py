@@ -101,7 +101,7 @@ def without_ids(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return content
 
 
-def test_thinking_text_and_calls_are_blocks() -> None:
+def test_thinking_text_and_tool_calls_become_content_blocks() -> None:
     answer = whole(THOUGHT + CALLS)
     assert without_ids(answer["content"]) == [
         {"type": "thinking", "thinking": "Hm."},
@@ -115,7 +115,7 @@ def test_thinking_text_and_calls_are_blocks() -> None:
 
 @pytest.mark.parametrize("text", [THOUGHT + CALLS, THOUGHT, CALLS, "Hello.", ""])
 @pytest.mark.parametrize("display", ["summarized", "omitted"])
-def test_a_stream_tells_the_same(text: str, display: str) -> None:
+def test_a_stream_equals_the_whole_answer(text: str, display: str) -> None:
     thinking = {"type": "adaptive", "display": display}
     answer, events = whole(text, thinking=thinking), streamed(text, thinking=thinking)
     assert without_ids(blocks_of(events)) == without_ids(answer["content"])
@@ -126,7 +126,7 @@ def test_a_stream_tells_the_same(text: str, display: str) -> None:
     assert begun | events[-2]["usage"] == answer["usage"]
 
 
-def test_no_field_is_missing_that_anthropics_answers_have() -> None:
+def test_messages_have_every_field_of_anthropics_answers() -> None:
     for message in (whole("Hello."), streamed("Hello.")[0]["message"]):
         assert {"container", "stop_details", "stop_reason", "stop_sequence"} <= message.keys()
         usage = message["usage"]
@@ -134,24 +134,24 @@ def test_no_field_is_missing_that_anthropics_answers_have() -> None:
         assert sum(usage["cache_creation"].values()) == usage["cache_creation_input_tokens"]
 
 
-def test_omitted_thinking_leaves_its_block_and_its_signature() -> None:
+def test_a_thinking_block_keeps_its_signature_when_display_is_omitted() -> None:
     shown, omitted = whole(THOUGHT)["content"][0], whole(THOUGHT, thinking={"type": "adaptive", "display": "omitted"})
     assert omitted["content"][0] == shown | {"thinking": ""}
 
 
-def test_arguments_that_the_limit_cuts_are_not_lost() -> None:
+def test_tool_arguments_are_kept_when_max_tokens_cuts_them() -> None:
     text = "".join(CALLS.splitlines(keepends=True)[:3])
     answer = whole(text, length=text.encode().index(b"rich") + 2, max_tokens=30)
     assert answer["content"][0]["input"] == {"INVALID_JSON": '{"city": "Züri'}
     assert answer["stop_reason"] == "max_tokens"
 
 
-def test_an_answer_that_the_context_ends_says_so() -> None:
+def test_stop_reason_names_the_context_when_it_is_exceeded() -> None:
     assert whole("Hello there", length=5)["stop_reason"] == "model_context_window_exceeded"
     assert whole("Hello there", length=5, max_tokens=5)["stop_reason"] == "max_tokens"
 
 
-def test_a_stop_sequence_goes_before_calls() -> None:
+def test_stop_reason_is_stop_sequence_when_tool_calls_precede_it() -> None:
     answer = whole(CALLS + "END", stop_sequences=["END"])
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "END")
 
@@ -167,13 +167,13 @@ def test_a_stop_sequence_goes_before_calls() -> None:
         (40, 48, (0, 0, 40)),
     ],
 )
-def test_a_prompts_tokens_are_counted_once(prompt: int, cached: int, expected: tuple[int, int, int]) -> None:
+def test_usage_counts_each_prompt_token_once(prompt: int, cached: int, expected: tuple[int, int, int]) -> None:
     usage = message_usage(prompt, cached)
     assert tuple(usage.values()) == expected
     assert sum(usage.values()) == prompt
 
 
-def test_a_stream_that_breaks_off_ends_with_an_error_event() -> None:
+def test_a_stream_ends_with_an_error_event_when_the_engine_fails() -> None:
     event = renderer().broken(ApiError(500, "the engine failed", code="engine_error"))
     assert json.loads(event.removeprefix(b"event: error\ndata: ")) == {
         "type": "error",

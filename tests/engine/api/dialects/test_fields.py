@@ -26,7 +26,7 @@ def refusal(body: dict[str, Any], chat: bool = True) -> ApiError:
     return caught.value
 
 
-def test_every_field_of_openais_is_known() -> None:
+def test_every_field_of_openais_schema_is_known() -> None:
     chat = set(chat_params.CompletionCreateParamsBase.__annotations__) | {"stream"}
     assert chat <= {*ChatRequest.__struct_fields__, *ChatRequest.neutral}
     completion = set(CompletionCreateParamsBase.__annotations__) | {"stream"}
@@ -50,7 +50,7 @@ NEWER = {
 
 
 @pytest.mark.parametrize(("kind", "fields", "required"), VLLM_REQUESTS)
-def test_vllms_defaults_and_nulls_are_accepted_for_every_field_of_its(
+def test_vllms_default_and_null_are_accepted_for_each_of_its_fields(
     kind: type[GenerationFields], fields: dict[str, Any], required: dict[str, Any]
 ) -> None:
     defaults = {name: value for name, value in fields.items() if not str(value).startswith("made by")}
@@ -60,7 +60,7 @@ def test_vllms_defaults_and_nulls_are_accepted_for_every_field_of_its(
 
 
 @pytest.mark.parametrize(("kind", "fields", "required"), VLLM_REQUESTS)
-def test_every_field_of_vllms_works_or_is_refused_by_name(
+def test_every_field_of_vllm_works_or_is_refused_by_name(
     kind: type[GenerationFields], fields: dict[str, Any], required: dict[str, Any]
 ) -> None:
     assert set(fields) <= {*kind.__struct_fields__, *kind.neutral}
@@ -74,13 +74,13 @@ def test_every_field_of_vllms_works_or_is_refused_by_name(
     [{f"key{number}": "x" for number in range(17)}, {"k" * 65: "x"}, {"key": "x" * 513}],
     ids=["pairs", "name", "value"],
 )
-def test_metadata_has_openais_limits(metadata: dict[str, str]) -> None:
+def test_metadata_is_refused_when_it_exceeds_openais_limits(metadata: dict[str, str]) -> None:
     parse_fields({"messages": MESSAGES, "metadata": {"k" * 64: "x" * 512}}, ChatRequest)
     error = refusal({"messages": MESSAGES, "metadata": metadata})
     assert (error.param or "").startswith("metadata")
 
 
-def test_a_service_tier_is_a_priority_unless_there_is_one() -> None:
+def test_service_tier_sets_the_priority_when_none_is_given() -> None:
     def requested(**fields: Any) -> tuple[int, str | None]:
         spec = ChatDialect().parse({"messages": MESSAGES} | fields)
         return spec.priority, spec.service_tier
@@ -100,13 +100,13 @@ def test_a_service_tier_is_a_priority_unless_there_is_one() -> None:
         ({"best_of": 3, "use_beam_search": True}, "use_beam_search"),
     ],
 )
-def test_best_of_says_what_it_does_not_go_with(fields: dict[str, Any], why: str) -> None:
+def test_best_of_is_refused_when_it_conflicts_with_another_field(fields: dict[str, Any], why: str) -> None:
     with pytest.raises(ApiError, match=why) as caught:
         CompletionDialect().parse({"prompt": "x"} | fields)
     assert caught.value.param == "best_of"
 
 
-def test_log_probabilities_and_biases_become_sampling_parameters() -> None:
+def test_logprobs_and_logit_bias_become_sampling_parameters() -> None:
     chosen = sampling(GenerationDefaults(), logprobs=True, top_logprobs=3, logit_bias={"5": -1.5}, bad_words=["x"])
     assert (chosen.logprobs, chosen.logit_bias, chosen.bad_words) == (3, {5: -1.5}, ["x"])
     assert sampling(GenerationDefaults(), logprobs=True).logprobs == 0
@@ -125,7 +125,7 @@ def test_log_probabilities_and_biases_become_sampling_parameters() -> None:
         assert caught.value.param == param
 
 
-def test_all_bad_fields_are_named_and_none_is_quoted_whole() -> None:
+def test_all_invalid_fields_are_named_and_their_values_truncated() -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "x" * 5000, "strict": "y" * 5000}}
     error = refusal(
         {"messages": MESSAGES, "response_format": schema, "nonsense": 1, "temperature": "y" * 5000, "top_p": 9}
@@ -139,7 +139,7 @@ def test_all_bad_fields_are_named_and_none_is_quoted_whole() -> None:
     assert len(many.message) < 2000
 
 
-def test_reasoning_effort_is_one_of_openais() -> None:
+def test_reasoning_effort_is_refused_when_it_is_unknown() -> None:
     parse_fields({"messages": MESSAGES, "reasoning_effort": "low"}, ChatRequest)
     assert refusal({"messages": MESSAGES, "reasoning_effort": "banana"}).param == "reasoning_effort"
 
@@ -157,7 +157,7 @@ NEUTRAL: list[tuple[str, object, object]] = [
 
 
 @pytest.mark.parametrize(("name", "neutral", "other"), NEUTRAL)
-def test_what_is_not_supported_is_taken_at_its_neutral_value_only(name: str, neutral: object, other: object) -> None:
+def test_an_unsupported_field_is_accepted_only_at_its_neutral_value(name: str, neutral: object, other: object) -> None:
     for harmless in (neutral, None):
         parse_fields({"messages": MESSAGES, name: harmless}, ChatRequest)
     error = refusal({"messages": MESSAGES, name: other})
@@ -165,7 +165,7 @@ def test_what_is_not_supported_is_taken_at_its_neutral_value_only(name: str, neu
 
 
 @pytest.mark.parametrize(("name", "value"), [("suffix", "x"), ("prompt_embeds", "x")])
-def test_completions_refuse_what_they_cannot_do(name: str, value: object) -> None:
+def test_completions_refuse_unsupported_fields_by_name(name: str, value: object) -> None:
     assert refusal({"prompt": "x", name: value}, chat=False).param == name
 
 
@@ -190,7 +190,7 @@ WRONG: list[tuple[str, object, str]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "param"), WRONG)
-def test_unknown_and_wrong_typed_fields_are_named(name: str, value: object, param: str) -> None:
+def test_the_error_names_a_field_when_it_is_unknown_or_of_wrong_type(name: str, value: object, param: str) -> None:
     error = refusal({"messages": MESSAGES, name: value})
     assert error.param == param
     assert param in error.message
@@ -200,7 +200,7 @@ def sampling(defaults: GenerationDefaults, **fields: Any) -> SamplingParams:
     return sampling_params(ChatDialect().parse({"messages": MESSAGES} | fields), defaults)
 
 
-def test_sampling_is_the_requests_then_the_models_then_openais() -> None:
+def test_sampling_defaults_come_from_request_then_model_then_openai() -> None:
     defaults = GenerationDefaults(temperature=0.6, top_k=20, repetition_penalty=1.05)
     assert sampling(GenerationDefaults()).temperature == 1
     chosen = sampling(defaults)
@@ -215,7 +215,7 @@ def test_sampling_is_the_requests_then_the_models_then_openais() -> None:
     assert (chosen.repetition_penalty, chosen.presence_penalty, chosen.frequency_penalty) == (1.0, -1, 0.5)
 
 
-def test_output_limits_have_their_names_and_defaults() -> None:
+def test_output_limits_by_dialect_and_field() -> None:
     def limit(dialect: Dialect, **body: Any) -> tuple[str, int | None, bool]:
         found = dialect.parse(body).output_limit
         return found.param, found.max_tokens, found.is_requested
@@ -270,7 +270,7 @@ def test_the_grammar_names_its_parameter_when_one_of_two_fields_states_it(
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs"),
     ],
 )
-def test_fields_of_structured_output_that_contradict_themselves_are_refused(fields: Any, param: str) -> None:
+def test_structured_output_is_refused_when_its_fields_conflict(fields: Any, param: str) -> None:
     with pytest.raises(ApiError) as caught:
         ChatDialect().parse({"messages": MESSAGES} | fields)
     assert (caught.value.status, caught.value.param) == (400, param)

@@ -83,7 +83,7 @@ CASES: dict[str, tuple[Dialect, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_what_is_let_in_is_looked_at_quickly(name: str) -> None:
+async def test_parsing_a_body_is_fast_for_each_admitted_structure(name: str) -> None:
     dialect, body = CASES[name]
     raw = json.dumps(body, separators=(",", ":")).encode()
     await check_structure(raw)  # it is let in

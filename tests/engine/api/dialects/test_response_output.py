@@ -83,7 +83,7 @@ def text_of(item: dict[str, Any]) -> str:
 
 
 @given(outputs(), st.booleans())
-def test_events_add_up_to_the_items(parts: list[Part], summary: bool) -> None:
+def test_response_events_add_up_to_the_output_items(parts: list[Part], summary: bool) -> None:
     output = ResponseOutput(EventWriter("resp_1"), summary=summary)
     data = b"".join([output.push([part], []) for part in parts]) + output.end("completed")
     items = check_order(events_of(data))
@@ -97,7 +97,7 @@ def test_events_add_up_to_the_items(parts: list[Part], summary: bool) -> None:
     assert {item["status"] for item in items} == {"completed"}
 
 
-def test_a_whole_output_has_the_items_of_a_stream() -> None:
+def test_a_whole_response_has_the_items_of_a_stream() -> None:
     parts: list[Part] = [Reasoning("a"), Reasoning("b"), Content("c"), *calls("{}", "{ }")]
     streamed, whole, parsed = (
         ResponseOutput(EventWriter("resp_1")),
@@ -115,13 +115,13 @@ def test_a_whole_output_has_the_items_of_a_stream() -> None:
     assert len({item["id"] for item in whole.items}) == 4
 
 
-def test_an_empty_answer_is_an_empty_message() -> None:
+def test_a_response_has_an_empty_message_when_its_text_is_empty() -> None:
     output = ResponseOutput(EventWriter("resp_1"))
     items = check_order(events_of(output.end("completed")))
     assert [(item["type"], text_of(item)) for item in items] == [("message", "")]
 
 
-def test_what_is_cut_off_says_so_and_what_was_complete_too() -> None:
+def test_items_are_completed_or_incomplete_when_a_response_is_cut_off() -> None:
     output = ResponseOutput(EventWriter("resp_1"))
     output.push([Reasoning("a"), Content("b")], [])
     output.end("incomplete")
@@ -132,14 +132,14 @@ def test_what_is_cut_off_says_so_and_what_was_complete_too() -> None:
     ("arguments", "given"),
     [('{"input": "a\\nb"}', "a\nb"), ('{"input": "a', '{"input": "a'), ('{"input": 5}', '{"input": 5}'), ("[]", "[]")],
 )
-def test_the_input_of_a_custom_tool_is_plain_text(arguments: str, given: str) -> None:
+def test_the_input_of_a_custom_tool_call_is_plain_text(arguments: str, given: str) -> None:
     output = ResponseOutput(EventWriter("resp_1"), custom_tools=frozenset({"f0"}))
     data = output.push(calls(arguments), []) + output.end("completed")
     (item,) = check_order(events_of(data))
     assert (item["type"], item["input"], item["id"][:4]) == ("custom_tool_call", given, "ctc_")
 
 
-def test_log_probabilities_go_with_the_text_that_their_tokens_made() -> None:
+def test_logprobs_are_sent_with_the_text_of_their_tokens() -> None:
     entry = {"token": "x", "logprob": -1.0, "bytes": [120], "top_logprobs": []}
     output = ResponseOutput(EventWriter("resp_1"))
     output.push([Reasoning("thought")], [entry | {"token": "thought"}])
@@ -151,7 +151,7 @@ def test_log_probabilities_go_with_the_text_that_their_tokens_made() -> None:
     assert output.items[1]["content"][0]["logprobs"] == delta["logprobs"]
 
 
-def test_reasoning_can_be_sealed_for_clients_that_send_back_that_alone() -> None:
+def test_reasoning_has_encrypted_content_when_it_is_requested() -> None:
     output = ResponseOutput(EventWriter("resp_1"), sealed=True)
     output.push([Reasoning("so")], [])
     output.end("completed")
@@ -166,7 +166,7 @@ def reasoning_in_clear() -> dict[str, Any]:
     return output.items[0]
 
 
-def test_a_call_of_a_namespaces_function_has_both_names() -> None:
+def test_a_tool_call_has_namespace_and_name_when_its_tool_is_in_a_namespace() -> None:
     output = ResponseOutput(EventWriter("resp_1"), namespaces={"mcp__look": ("mcp", "look")})
     output.push([ToolCallBegin(0, "c", "mcp__look"), ToolCallArguments(0, "{}"), ToolCallBegin(1, "d", "f")], [])
     output.end("completed")

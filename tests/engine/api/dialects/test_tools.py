@@ -42,12 +42,12 @@ CHOICES: list[tuple[object, str, set[str]]] = [
 
 
 @pytest.mark.parametrize(("choice", "mode", "names"), CHOICES)
-def test_a_choice_says_which_tools_may_and_must_be_called(choice: object, mode: str, names: set[str]) -> None:
+def test_tool_choice_selects_allowed_and_required_tools(choice: object, mode: str, names: set[str]) -> None:
     requested = parsing(tools=[tool("f", parameters=OBJECT, strict=True), tool("g")], tool_choice=choice)
     assert (requested.tool_choice, {tool.name for tool in requested.tools}) == (mode, names)
 
 
-def test_without_tools_nothing_is_looked_for() -> None:
+def test_output_is_not_parsed_for_calls_when_there_are_no_tools() -> None:
     assert parsing() == parsing(tools=None, tool_choice="none") == OutputParsing()
 
 
@@ -84,7 +84,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param"), REFUSED)
-def test_what_openai_refuses_of_tools_and_messages_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+def test_tools_and_messages_are_refused_by_name_when_openai_refuses_them(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
         parsing(**fields)
     assert (caught.value.status, caught.value.param) == (400, param)
@@ -99,7 +99,7 @@ def test_extra_keys_of_messages_parts_and_tools_are_ignored(extra: dict[str, Any
     assert template_tools(body["tools"]) == [tool()], "the model does not see them"
 
 
-def test_a_schema_is_looked_through_and_the_first_fault_named() -> None:
+def test_the_first_fault_of_a_tool_schema_is_named() -> None:
     deep: dict[str, Any] = {}
     for _ in range(100_000):
         deep = {"not": deep}

@@ -33,7 +33,7 @@ def references(value: object) -> Iterator[str]:
             yield from references(inner)
 
 
-def test_every_reference_is_there_and_every_schema_is_used() -> None:
+def test_openapi_references_exist_and_every_schema_is_used() -> None:
     names = {reference.removeprefix("#/components/schemas/") for reference in references(API)}
     schemas = set(API["components"]["schemas"])
     assert names <= schemas
@@ -41,12 +41,12 @@ def test_every_reference_is_there_and_every_schema_is_used() -> None:
     assert schemas <= names | events
 
 
-def test_operations_have_ids_of_their_own() -> None:
+def test_openapi_operation_ids_are_unique() -> None:
     ids = [operation["operationId"] for methods in API["paths"].values() for operation in methods.values()]
     assert len(ids) == len(set(ids)) == len(OPERATIONS)
 
 
-def test_fields_are_those_that_requests_may_have() -> None:
+def test_openapi_fields_equal_those_of_requests() -> None:
     chat = API["components"]["schemas"]["ChatRequest"]
     assert set(chat["properties"]) == {*ChatRequest.__struct_fields__, *ChatRequest.neutral}
     assert chat["additionalProperties"] is False
@@ -58,13 +58,13 @@ def test_fields_are_those_that_requests_may_have() -> None:
     assert set(API["components"]["schemas"]["MessagesRequest"]["required"]) == {"model", "messages", "max_tokens"}
 
 
-def test_streams_are_described() -> None:
+def test_openapi_describes_event_streams() -> None:
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"):
         content = openapi()["paths"][path]["post"]["responses"]["200"]["content"]
         assert set(content) == {"application/json", "text/event-stream"}
 
 
-def test_parameters_are_those_of_the_path_and_of_the_query() -> None:
+def test_openapi_parameters_equal_those_of_path_and_query() -> None:
     answered = {
         path: {(value["name"], value["in"]) for value in methods["get"].get("parameters", ())}
         for path, methods in API["paths"].items()
@@ -89,7 +89,7 @@ INTERNAL = {
 }
 
 
-def test_every_path_for_clients_is_described() -> None:
+def test_openapi_describes_every_client_path() -> None:
 
     routes = {
         (re.sub(r":path}", "}", route.path), method)
@@ -123,7 +123,7 @@ def response_id(server: DryServer) -> str:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda row: f"{row.method} {row.path}")
-def test_answers_are_as_described(operation: Operation, server: DryServer) -> None:
+def test_answers_match_their_openapi_schema(operation: Operation, server: DryServer) -> None:
     path = operation.path.replace("{name}", "dry")
     if "{response_id}" in path:
         path = path.replace("{response_id}", response_id(server))
@@ -209,14 +209,14 @@ def test_every_key_is_described_when_answers_have_all_that_they_may(
 
 
 @pytest.mark.parametrize("operation", [row for row in OPERATIONS if row.request], ids=lambda row: row.path)
-def test_errors_are_as_described(operation: Operation, server: DryServer) -> None:
+def test_errors_match_their_openapi_schema(operation: Operation, server: DryServer) -> None:
     answer = server.client.post(operation.path, json={"no_such_field": 1})
     assert str(answer.status_code) in API["paths"][operation.path]["post"]["responses"]
     msgspec.json.decode(answer.content, type=operation.error)
     assert operation.error in (answers.ErrorAnswer, answers.MessagesErrorAnswer)
 
 
-def test_the_page_reads_the_description_of_its_own_server(server: DryServer) -> None:
+def test_the_docs_page_loads_its_own_servers_openapi(server: DryServer) -> None:
     page = server.client.get("/docs")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert "http" not in page.text, "it works without internet"

@@ -52,7 +52,7 @@ def test_beams_share_full_pages_and_copy_the_last_one_when_they_part(depth: int,
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_others_go_on_while_beams_wait_for_their_commit(depth: int) -> None:
+def test_other_requests_decode_when_beams_wait_for_their_commit(depth: int) -> None:
     engine, runner = make_engine(100, 16, MAX_MODEL_LEN, step_depth=depth)
     plain = Request(
         request_id="plain",
@@ -69,7 +69,7 @@ def test_others_go_on_while_beams_wait_for_their_commit(depth: int) -> None:
     assert len(runner.batches) <= 31, "the plain request got a row in each pass"
 
 
-def test_an_abort_lets_go_of_all_beams() -> None:
+def test_all_beams_are_freed_when_a_beam_search_is_aborted() -> None:
     engine, _ = make_engine(40, 16, MAX_MODEL_LEN, max_num_seqs=4)
     engine.add(search(max_tokens=50, ignore_eos=True))
     for _ in range(9):
@@ -84,7 +84,7 @@ def test_an_abort_lets_go_of_all_beams() -> None:
     assert len(drain(engine)) == 4
 
 
-def test_a_search_waits_for_as_many_slots_as_it_has_beams() -> None:
+def test_a_beam_search_waits_until_it_has_a_slot_for_each_beam() -> None:
     engine, _ = make_engine(100, 16, MAX_MODEL_LEN, max_num_seqs=5)
     for name in ("a", "b"):
         engine.add(
@@ -97,7 +97,7 @@ def test_a_search_waits_for_as_many_slots_as_it_has_beams() -> None:
     assert {"s", "s.1", "s.2", "s.3", "a", "b"} == set(drain(engine)) | {"a", "b"}
 
 
-def test_log_probabilities_are_told_of_the_beams_that_are_left() -> None:
+def test_logprobs_are_those_of_the_remaining_beams() -> None:
     engine, _ = make_engine(40, 16, MAX_MODEL_LEN)
     request = search(max_tokens=6, logprobs=2, ignore_eos=True)
     engine.add(request)
@@ -119,14 +119,14 @@ def test_log_probabilities_are_told_of_the_beams_that_are_left() -> None:
         (search(width=8, max_tokens=100), "max_tokens.*60 pages.*40"),
     ],
 )
-def test_a_search_that_could_never_end_is_refused(request_: Request, wrong: str) -> None:
+def test_a_beam_search_is_refused_when_it_could_never_be_admitted(request_: Request, wrong: str) -> None:
     engine, _ = make_engine(40, 16, MAX_MODEL_LEN, max_num_seqs=8)
     with pytest.raises(ValueError, match=wrong):
         engine.add(request_)
     assert not engine.has_work
 
 
-def test_a_pass_of_beams_is_launched_in_the_step_that_commits_the_one_before() -> None:
+def test_a_beam_pass_is_launched_in_the_step_that_commits_the_previous_one() -> None:
     engine, runner = make_engine(40, 16, MAX_MODEL_LEN, step_depth=1)
     engine.add(search(max_tokens=12, ignore_eos=True))
     steps = 0

@@ -34,7 +34,7 @@ def tokens(state: BeamState) -> tuple[list[list[int]], list[list[int]]]:
     return [beam.token_ids() for beam in state.running], [beam.token_ids() for beam in state.finished]
 
 
-def test_the_best_go_on_whichever_beam_they_come_from() -> None:
+def test_the_best_candidates_continue_whichever_beam_they_come_from() -> None:
     state = advance(BeamState(), [logprobs_of(t1=0.5, t2=0.4, t3=0.1)], rules())
     assert tokens(state) == ([[1], [2]], [])
     state = advance(state, [logprobs_of(t1=0.3, t4=0.3, t5=0.2), logprobs_of(t6=0.9, t7=0.05, t8=0.01)], rules())
@@ -42,7 +42,7 @@ def test_the_best_go_on_whichever_beam_they_come_from() -> None:
     assert [beam.parent_index for beam in state.running] == [1, 0]
 
 
-def test_an_end_counts_among_the_first_of_the_width_only() -> None:
+def test_eos_finishes_a_beam_only_when_it_ranks_within_the_width() -> None:
     state = advance(BeamState(), [logprobs_of(t1=0.5, t2=0.3, t9=0.15)], rules())
     assert tokens(state) == ([[1], [2]], []), "the third is EOS, and is forgotten"
     state = advance(BeamState(), [logprobs_of(t1=0.5, t9=0.3, t2=0.15)], rules())
@@ -50,12 +50,12 @@ def test_an_end_counts_among_the_first_of_the_width_only() -> None:
     assert not state.is_over
 
 
-def test_before_min_tokens_nothing_ends() -> None:
+def test_no_beam_finishes_before_min_tokens() -> None:
     state = advance(BeamState(), [logprobs_of(t9=0.6, t1=0.2, t2=0.1)], rules(min_tokens=1))
     assert tokens(state) == ([[1], [2]], [])
 
 
-def test_the_last_token_ends_every_beam() -> None:
+def test_every_beam_finishes_at_max_tokens() -> None:
     state = advance(BeamState(), [logprobs_of(t1=0.5, t2=0.3, t3=0.1)], rules(max_tokens=1))
     assert tokens(state) == ([], [[1], [2]])
     assert state.is_over
@@ -83,7 +83,7 @@ def test_when_a_search_with_enough_ends_is_over(
     assert state.is_over is is_over
 
 
-def test_every_candidate_has_the_log_probabilities_of_its_own_path() -> None:
+def test_every_beam_has_the_logprobs_of_its_own_path() -> None:
     state = advance(BeamState(), [logprobs_of(t1=0.5, t2=0.4, t3=0.1)], rules())
     state = advance(
         state, [logprobs_of(t1=0.3, t4=0.3, t5=0.2), logprobs_of(t6=0.9, t7=0.05, t8=0.01)], rules(max_tokens=2)
@@ -109,7 +109,7 @@ def sorted_candidates(
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_the_best_of_all_beams_are_found_as_by_sorting_them(seed: int) -> None:
+def test_beam_candidates_equal_those_of_a_full_sort(seed: int) -> None:
     draw = random.Random(seed)
     width, length = draw.choice([1, 2, 4]), draw.choice([1, 2, 3])
     beam_rules = rules(width=width, min_tokens=draw.choice([0, 2]), max_tokens=draw.choice([3, 10]))

@@ -70,7 +70,7 @@ def test_outputs_keep_to_their_grammar_when_the_tokenizer_has_more_or_fewer_toke
         assert json.loads(text)["x"] in (1, 20)
 
 
-def test_tokens_without_a_logit_cannot_be_chosen() -> None:
+def test_tokens_without_a_logit_are_never_allowed_by_a_grammar() -> None:
     """A thinking may have any token."""
     grammar = within_budget(60, ord(">"), None, ANSWER).build({})
     for made_tokens, output in outputs(made(extra=40), grammar, [], count=8):
@@ -90,14 +90,14 @@ def test_an_output_does_not_end_within_its_thinking_when_an_answer_must_follow(s
         assert json.loads(bytes(token for token in made_tokens[end + 1 :] if token < 256))["x"] in (1, 20)
 
 
-def test_any_token_of_a_clients_own_grammar_does_not_end_an_output_either() -> None:
+def test_eos_is_not_allowed_when_a_clients_grammar_matches_any_token() -> None:
     grammar = Grammar(json.dumps({"grammars": [{"lark_grammar": 'start: <[*]>{5} "end"'}]}))
     for made_tokens, output in outputs(made(), grammar, [*EOS_TOKEN_IDS], count=6):
         assert output.finish_reason == "stop", output.error
         assert bytes(made_tokens[5:8]) == b"end"
 
 
-def test_kept_grammars_are_bounded_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_grammars_are_evicted_when_they_exceed_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     compiles: list[str] = []
     compile_one = compiler_module._compiled
     monkeypatch.setattr(
@@ -113,7 +113,7 @@ def test_kept_grammars_are_bounded_by_their_bytes(monkeypatch: pytest.MonkeyPatc
     assert len(compiles) == 7
 
 
-def test_grammars_of_requests_in_flight_are_bounded_by_their_bytes() -> None:
+def test_a_grammar_waits_when_those_in_flight_exceed_their_bytes() -> None:
     grammars, half = made(), MAX_RUNNING_BYTES // 2
     first, second, third = (Grammar(of_regex(f"b{{{index + 1}}}").text, num_bytes=half) for index in range(3))
     assert grammars.reserve(first)
@@ -149,7 +149,7 @@ def test_a_compiled_grammar_is_kept_when_a_request_in_flight_has_it(monkeypatch:
     assert grammars.kept_bytes <= MAX_KEPT_BYTES
 
 
-def test_grammars_that_take_long_hold_up_no_others() -> None:
+def test_fast_grammars_compile_when_slow_ones_occupy_their_thread() -> None:
     grammars = made()
     goes_on = threading.Event()
     blocked = [grammars._slow_thread.submit(goes_on.wait, 60) for _ in range(3)]
@@ -176,7 +176,7 @@ print("alive")
 """
 
 
-def test_a_chain_that_overflows_eight_megabytes_does_not_end_a_core() -> None:
+def test_the_process_survives_when_a_grammars_chain_overflows_an_8_mb_stack() -> None:
     """The checks refuse such chains; this is what is left if they miss one."""
     ended = subprocess.run([sys.executable, "-c", _COMPILE_A_CHAIN], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (0, "alive\n"), ended.stderr[-2000:]

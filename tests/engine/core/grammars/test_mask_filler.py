@@ -33,13 +33,13 @@ def chosen(times_s: list[float], fills: int) -> list[int]:
     ("times_s", "fastest"),
     [([1e-5, 5e-5], 0), ([5e-5, 1e-5], 1), ([3e-5, 2e-5, 1e-5, 4e-5], 2), ([1e-5], 0)],
 )
-def test_the_fastest_way_is_gone_and_each_other_tried_now_and_then(times_s: list[float], fastest: int) -> None:
+def test_epsilon_greedy_prefers_the_fastest_arm_and_tries_others_rarely(times_s: list[float], fastest: int) -> None:
     found = chosen(times_s, 10_000)
     assert found.count(fastest) > 9_800
     assert set(found[-4_000:]) == set(range(len(times_s)))
 
 
-def test_a_way_that_has_become_faster_is_gone_from_then_on() -> None:
+def test_epsilon_greedy_switches_when_another_arm_becomes_faster() -> None:
     bandit = EpsilonGreedy(2)
     times_s = [1e-5, 5e-5]
     for fills in range(10_000):
@@ -52,7 +52,7 @@ def test_a_way_that_has_become_faster_is_gone_from_then_on() -> None:
 
 @pytest.mark.parametrize("threads", [1, 3, 9])
 @pytest.mark.parametrize("count", [1, 20])
-def test_lines_are_the_matchers_own_masks_whatever_stood_there(
+def test_mask_rows_equal_the_matchers_masks_whatever_the_buffer_held(
     matchers: list[LLMatcher], threads: int, count: int
 ) -> None:
     filler, words = MaskFiller(threads), words_of(VOCAB_SIZE)
@@ -63,7 +63,7 @@ def test_lines_are_the_matchers_own_masks_whatever_stood_there(
         assert all((line == mask).all() for line, mask in zip(bits, expected, strict=True))
 
 
-def test_masks_behind_guesses_stand_in_the_lines_after(matchers: list[LLMatcher]) -> None:
+def test_masks_behind_draft_tokens_follow_in_the_next_rows(matchers: list[LLMatcher]) -> None:
     bits = np.zeros((3, words_of(VOCAB_SIZE)), dtype=np.uint32)
     digits = matchers[0].deep_copy()
     MaskFiller(1).fill_behind([(digits, 0, [ord("1"), ord("2")])], bits)
@@ -80,7 +80,7 @@ class _Broken:
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_a_matcher_that_raises_costs_its_own_line(matchers: list[LLMatcher], threads: int) -> None:
+def test_only_its_own_row_fails_when_a_matcher_raises(matchers: list[LLMatcher], threads: int) -> None:
     filler, words = MaskFiller(threads), words_of(VOCAB_SIZE)
     jobs: list[Any] = [(matchers[0], 0), (_Broken(), 1), (matchers[1], 2)]
     for _ in range(12):  # all ways
@@ -99,7 +99,7 @@ class _Slow:
             pass
 
 
-def test_a_mask_that_takes_too_long_costs_its_own_line(matchers: list[LLMatcher]) -> None:
+def test_only_its_own_row_fails_when_a_mask_takes_too_long(matchers: list[LLMatcher]) -> None:
     filler, words = MaskFiller(1), words_of(VOCAB_SIZE)
     jobs: list[Any] = [(matchers[0], 0), (_Slow(), 1)]
     bits = np.zeros((2, words), dtype=np.uint32)
@@ -148,7 +148,7 @@ def masks_along(matcher: LLMatcher, drafts: list[int]) -> list[np.ndarray]:
     return found
 
 
-def test_a_matcher_that_raises_at_a_draft_costs_its_own_lines(matchers: list[LLMatcher]) -> None:
+def test_only_its_own_rows_fail_when_a_matcher_raises_at_a_draft_token(matchers: list[LLMatcher]) -> None:
     jobs: list[Any] = [with_drafts(matchers, 0), (_Drafted(is_slow=False), 3, [1]), with_drafts(matchers, 5)]
     bits = np.zeros((8, words_of(VOCAB_SIZE)), dtype=np.uint32)
     assert MaskFiller(1).fill_behind(jobs, bits) == {3: "RuntimeError: a lock is poisoned"}
@@ -156,7 +156,7 @@ def test_a_matcher_that_raises_at_a_draft_costs_its_own_lines(matchers: list[LLM
         assert all(map(np.array_equal, bits[line:], masks_along(matcher, drafts)))
 
 
-def test_drafts_whose_masks_take_too_long_cost_their_own_lines(
+def test_only_their_own_rows_fail_when_masks_of_drafts_take_too_long(
     matchers: list[LLMatcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filler = MaskFiller(1)

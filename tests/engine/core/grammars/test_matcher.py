@@ -7,7 +7,7 @@ from mini_infer_engine.core.grammars.matcher import TokenSet, has_tokens, mask_o
 VOCAB_SIZE = 10_000
 
 
-def test_masks_are_searched_for_any_token_and_for_named_ones() -> None:
+def test_masks_are_searched_for_any_or_for_named_tokens() -> None:
     draw = random.Random(0)
     named = (3, 32, 9_999)
     for _ in range(50):

@@ -14,14 +14,14 @@ def measured(pass_s: float = 0.01, decode_s: float = 0.001, token_s: float = 0.0
     return model
 
 
-def test_passes_take_the_measured_times() -> None:
+def test_pass_time_model_reproduces_measured_times() -> None:
     model = measured()
     assert model.decode_s(10) == pytest.approx(0.02, rel=0.05)
     assert model.token_s == pytest.approx(0.0001, rel=0.05)
 
 
 @pytest.mark.parametrize(("num_decodes", "seconds", "tokens"), [(10, 0.03, 100), (10, 0.02, 0), (20, 0.02, -100)])
-def test_prompts_have_what_decodes_leave(num_decodes: int, seconds: float, tokens: float) -> None:
+def test_prefill_tokens_within_a_time_depend_on_the_decodes(num_decodes: int, seconds: float, tokens: float) -> None:
     assert measured().prefill_tokens_within(num_decodes, seconds) == pytest.approx(tokens, abs=10)
 
 

@@ -35,7 +35,9 @@ def entry(latest_start: float, tokens: int, due_s: float = inf, *, priority: int
         ),
     ],
 )
-def test_first_tokens_are_predicted(queue: list[Pending], capacity: Capacity, waits_s: list[float]) -> None:
+def test_first_token_waits_by_queue_and_capacity(
+    queue: list[Pending], capacity: Capacity, waits_s: list[float]
+) -> None:
     assert first_token_waits_s(queue, capacity) == pytest.approx(waits_s)
 
 

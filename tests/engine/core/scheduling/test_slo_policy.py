@@ -204,7 +204,7 @@ def test_the_most_slack_is_preempted_when_pages_run_out(targets: list[dict[str, 
     assert bench.policy.victim(sequences, bench.now_s) is sequences[victim]
 
 
-def test_a_lower_priority_is_preempted_first_whatever_its_slack() -> None:
+def test_the_lower_priority_is_preempted_first_whatever_its_slack() -> None:
     bench = Bench()
     urgent, low = bench.sequence(10, ttft_ms=9000), bench.sequence(10, priority=1, ttft_ms=10)
     assert bench.policy.victim([urgent, low], bench.now_s) is low

@@ -13,7 +13,7 @@ def known_account(plain_s: float = 1.0) -> BatchAccount:
     return account
 
 
-def test_passes_without_guesses_are_known_after_three_windows_others_after_one() -> None:
+def test_plain_passes_are_measured_after_three_windows_and_drafting_ones_after_one() -> None:
     account = BatchAccount()
     for window in range(3):
         assert account.seconds(0, 9) is None
@@ -23,7 +23,7 @@ def test_passes_without_guesses_are_known_after_three_windows_others_after_one()
     assert account.seconds(0, 9) == 1.0
 
 
-def test_what_was_hardly_measured_is_soon_forgotten() -> None:
+def test_pass_times_expire_earlier_when_they_have_few_measurements() -> None:
     account = known_account()
     account.measure(5, 2.0, 100, reading_s=0.0)
     account.end_trial(5, 100)
@@ -33,14 +33,14 @@ def test_what_was_hardly_measured_is_soon_forgotten() -> None:
     assert account.seconds(0, 20_000) is None
 
 
-def test_the_credit_is_given_once() -> None:
+def test_the_speculation_credit_is_given_once() -> None:
     account = known_account()
     assert account.account_s == CREDIT
     account.measure(0, 3.0, 20, reading_s=0.0, passes=3)
     assert account.account_s == CREDIT
 
 
-def test_a_hundredth_of_all_time_is_added_up_to_a_limit() -> None:
+def test_the_speculation_credit_grows_by_one_percent_of_time_up_to_a_limit() -> None:
     account = known_account()
     account.passed(0, 100.0, 100)
     assert account.account_s == pytest.approx(CREDIT + 1)
@@ -49,7 +49,7 @@ def test_a_hundredth_of_all_time_is_added_up_to_a_limit() -> None:
     assert account.account_s == 64 + 20
 
 
-def test_guessing_ends_where_the_account_is_empty_or_much_is_lost_in_a_row() -> None:
+def test_speculation_ends_when_its_credit_is_spent_or_losses_are_consecutive() -> None:
     account = known_account()
     assert not account.charge(-3.0, 8, 1.0, in_a_row=False)
     assert account.charge(-1.5, 8, 1.0, in_a_row=False)
@@ -61,7 +61,7 @@ def test_guessing_ends_where_the_account_is_empty_or_much_is_lost_in_a_row() -> 
     assert not account.charge(-8.0, 1, 1.0, in_a_row=True), "a single row may have bad luck"
 
 
-def test_what_was_won_in_between_makes_a_new_row() -> None:
+def test_consecutive_losses_are_reset_when_speculation_gains() -> None:
     account = known_account()
     account.account_s = 50.0
     for _ in range(10):
@@ -69,7 +69,7 @@ def test_what_was_won_in_between_makes_a_new_row() -> None:
         assert not account.charge(3.0, 8, 1.0, in_a_row=True)
 
 
-def test_who_gave_up_waits_for_more_than_there_is_and_keeps_what_was_seen() -> None:
+def test_speculation_waits_for_reserve_and_keeps_measurements_when_it_gave_up() -> None:
     account = known_account()
     account.charge(-6.0, 8, 1.0, in_a_row=True)
     account.give_up(5, 3.0, 1.0, 40)

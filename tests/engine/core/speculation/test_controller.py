@@ -23,7 +23,7 @@ def controller_with(
     return controller
 
 
-def test_what_there_is_to_be_beaten_is_measured_first_then_the_most_guesses() -> None:
+def test_controller_measures_plain_passes_first_and_then_the_most_drafts() -> None:
     controller = DraftController(5)
     choices = []
     for _ in range(24):
@@ -32,38 +32,38 @@ def test_what_there_is_to_be_beaten_is_measured_first_then_the_most_guesses() ->
     assert choices == [0] * 16 + [5] * 8
 
 
-def test_guesses_that_cost_next_to_nothing_are_made() -> None:
+def test_controller_drafts_when_drafts_cost_almost_nothing() -> None:
     assert controller_with({0: 1.0, 1: 1.01, 3: 1.02, 5: 1.05}).choose([0.8]) == 5
 
 
-def test_speculation_leaves_a_batch_where_it_would_lose() -> None:
+def test_controller_stops_drafting_when_a_batch_would_lose() -> None:
     controller = controller_with({0: 1.0, 1: 1.9, 3: 3.5, 5: 5.5}, rows=128)
     assert controller.choose([0.8] * 128) == 0
     controller_with({0: 1.0, 5: 1.0}, controller=controller)
     assert controller.choose([0.8]) == 5, "what was measured of large batches says little of small ones"
 
 
-def test_it_leaves_where_nothing_is_accepted() -> None:
+def test_controller_stops_drafting_when_nothing_is_accepted() -> None:
     assert controller_with({0: 1.0, 1: 1.05, 3: 1.1, 5: 1.2}).choose([0.05]) == 0
 
 
-def test_rows_that_guess_nothing_make_guessing_worth_less() -> None:
+def test_controller_drafts_less_when_some_rows_have_no_drafts() -> None:
     seconds = {0: 1.0, 1: 1.3, 3: 1.5, 5: 1.7}
     assert controller_with(seconds, rows=8).choose([0.8], num_rows=8) == 0
     assert controller_with(seconds, rows=8).choose([0.8] * 8, num_rows=8) > 0
 
 
-def test_a_gain_that_may_be_an_error_of_measurement_is_none() -> None:
+def test_controller_does_not_draft_when_the_gain_is_within_measurement_error() -> None:
     assert controller_with({0: 1.0, 1: 1.5, 3: 1.85, 5: 2.0}).choose([0.5]) == 0
 
 
-def test_where_the_device_alone_takes_too_long_nothing_is_tried() -> None:
+def test_controller_tries_no_drafts_when_the_device_time_alone_is_too_long() -> None:
     costs = GuessCosts({(8, drafts): 3.0 + drafts for drafts in (1, 3, 5)})
     controller = controller_with({0: 1.0}, rows=8, controller=DraftController(5, costs))
     assert not any(controller.choose([0.9] * 8) for _ in range(1_000))
 
 
-def test_what_other_sizes_of_batch_have_shown_makes_guesses_dear_until_they_are_measured() -> None:
+def test_controller_assumes_costs_of_other_batch_sizes_until_they_are_measured() -> None:
     controller = controller_with({0: 1.0, 1: 3.0, 3: 4.0, 5: 5.0}, rows=8)
     controller_with({0: 1.0}, rows=16, controller=controller)
     assert controller.choose([0.6] * 16) == 0
@@ -71,7 +71,7 @@ def test_what_other_sizes_of_batch_have_shown_makes_guesses_dear_until_they_are_
     assert fresh.choose([0.6] * 16) > 0
 
 
-def test_one_pass_that_was_held_up_is_forgiven() -> None:
+def test_controller_ignores_a_single_slow_pass() -> None:
     controller = controller_with({0: 1.0, 1: 1.05, 3: 1.1, 5: 1.2})
     observe(controller, PassKind(1, 5), 50.0, 4)
     observe(controller, PassKind(1, 5), 1.2, 4, 10)
@@ -88,21 +88,21 @@ def simulate(costs: dict[int, float], passes: int, accepted: float = 0.9) -> lis
     return choices
 
 
-def test_where_guessing_loses_it_is_tried_hardly_ever() -> None:
+def test_controller_tries_drafts_rarely_when_they_lose() -> None:
     choices = simulate({0: 1.0, 1: 9.0, 3: 9.0, 5: 9.0}, 20_000)
     tries = sum(choice > 0 for choice in choices)
     assert tries > 0
     assert 7.0 * tries < 0.01 * len(choices) + 4 + 7, "a guess right brings two tokens: seven seconds are lost"
 
 
-def test_where_guessing_wins_what_there_is_to_be_beaten_is_measured_again_now_and_then() -> None:
+def test_controller_remeasures_plain_passes_rarely_when_drafts_win() -> None:
     choices = simulate({0: 1.0, 1: 1.1, 3: 1.2, 5: 1.3}, 20_000)
     plain = choices.count(0)
     assert 16 < plain < 0.01 * len(choices)
     assert choices.count(5) > 0.97 * len(choices)
 
 
-def test_first_passes_that_were_slow_are_found_out() -> None:
+def test_controller_recovers_when_the_first_passes_were_slow() -> None:
     """All that was measured at first took five times as long as such passes do."""
     controller, choices = DraftController(5), list[int]()
     for place in range(1_000):
@@ -114,7 +114,7 @@ def test_first_passes_that_were_slow_are_found_out() -> None:
     assert sum(choice > 0 for choice in choices[200:]) < 0.02 * 800
 
 
-def test_time_that_another_kind_of_pass_has_a_part_in_is_not_measured() -> None:
+def test_controller_ignores_times_when_passes_of_two_kinds_overlap() -> None:
     controller = controller_with({0: 1.0, 1: 1.0, 3: 1.0, 5: 1.0})
     plain, guessing = PassKind(1, 0), PassKind(1, 5)
     for _ in range(20):
@@ -124,7 +124,7 @@ def test_time_that_another_kind_of_pass_has_a_part_in_is_not_measured() -> None:
     assert controller.choose([0.9]) == 5
 
 
-def test_who_rests_tries_nothing_for_a_while() -> None:
+def test_controller_tries_nothing_for_a_while_when_it_rests() -> None:
     controller = controller_with({0: 1.0})
     assert controller.choose([0.9]) == 5
     assert controller.is_trial
@@ -132,7 +132,7 @@ def test_who_rests_tries_nothing_for_a_while() -> None:
     assert all(controller.stays_plain(1) for _ in range(500))
 
 
-def test_what_is_lost_is_charged_and_then_nothing_is_guessed_until_it_is_made_good() -> None:
+def test_controller_stops_drafting_until_its_losses_are_recovered() -> None:
     """Rows are expected to make four tokens and make one, so that each pass with guesses loses time."""
     controller = controller_with({0: 1.0, 1: 2.0, 3: 2.0, 5: 2.0}, rows=8)
     choices = []
@@ -144,7 +144,7 @@ def test_what_is_lost_is_charged_and_then_nothing_is_guessed_until_it_is_made_go
     assert not any(choices[20:200])
 
 
-def test_the_launch_of_guesses_is_charged_to_them_though_another_pass_is_committed_then() -> None:
+def test_a_draft_launch_is_charged_to_drafting_when_another_pass_is_committed() -> None:
     controller = controller_with({0: 1.0, 1: 1.1, 3: 1.2, 5: 1.3})
     assert controller.choose([0.9]) == 5
     reading = PassKind(1, 5, read=64)
@@ -154,7 +154,7 @@ def test_the_launch_of_guesses_is_charged_to_them_though_another_pass_is_committ
     assert all(controller.stays_plain(1) or not controller.choose([0.9]) for _ in range(500))
 
 
-def test_what_a_draft_must_read_has_to_be_on_the_account() -> None:
+def test_controller_drafts_only_when_its_credit_covers_the_catch_up() -> None:
     costs = GuessCosts(reading=((16, 30.0), (64, 30.0)))
     controller = controller_with({0: 1.0}, controller=DraftController(5, costs))
     plain_passes = 0
@@ -164,7 +164,7 @@ def test_what_a_draft_must_read_has_to_be_on_the_account() -> None:
     assert 3_000 < plain_passes < 5_000, "when 1 % of the time has paid for it"
 
 
-def test_batches_within_grammars_are_measured_apart() -> None:
+def test_controller_measures_batches_with_grammars_separately() -> None:
     controller = controller_with({0: 1.0, 1: 1.1, 3: 1.2, 5: 1.3})
     assert controller.choose([0.9], masked=True) == 0, "first what there is to be beaten"
     for drafts in (0, 5, 3, 1):

@@ -126,7 +126,7 @@ def run(load: Load, fixed: int | None = None, seed: int = 1) -> float:
 
 
 @pytest.mark.parametrize("name", LOADS)
-def test_it_is_never_much_slower_than_without_and_near_the_best(name: str) -> None:
+def test_controller_is_never_much_slower_than_plain_and_close_to_the_best(name: str) -> None:
     load = LOADS[name]
     plain = run(load, fixed=0)
     ratio = run(load) / plain

@@ -60,7 +60,7 @@ class Bench:
         return [row.num_drafts for row in self.batch.rows]
 
 
-def test_rows_get_room_for_all_guesses_of_the_pass() -> None:
+def test_rows_get_pages_for_all_drafts_of_a_pass() -> None:
     bench = Bench()
     bench.add(10, 5)  # position 14; with three guesses it reaches the next page
     assert bench.plan() == [3]
@@ -74,14 +74,14 @@ def test_rows_get_room_for_all_guesses_of_the_pass() -> None:
     [{"logprobs": 1}, {"repetition_penalty": 1.1}, {"logit_bias": {3: 1.0}}, {"bad_words_token_ids": [[1, 2]]}],
     ids=["logprobs", "penalty", "bias", "bad words"],
 )
-def test_what_asks_for_more_is_guessed_too(sampling: dict[str, Any]) -> None:
+def test_rows_are_drafted_when_they_have_other_sampling_parameters(sampling: dict[str, Any]) -> None:
     bench = Bench()
     bench.add(10, 5)
     bench.add(10, 5, **sampling)
     assert bench.plan() == [3, 3]
 
 
-def test_what_is_banned_waits_until_it_is_known_how_many_guesses_were_right() -> None:
+def test_a_row_with_bad_words_waits_until_its_accepted_drafts_are_known() -> None:
     bench = Bench()
     words = bench.add(10, 5, bad_words_token_ids=[[1, 2, 3]])
     bench.add(10, 5)
@@ -97,7 +97,7 @@ def test_what_is_banned_waits_until_it_is_known_how_many_guesses_were_right() ->
     assert words.num_uncertain == 0
 
 
-def test_what_a_draft_was_to_read_of_a_row_that_waits_it_reads_later() -> None:
+def test_the_catch_up_of_a_waiting_row_is_done_later() -> None:
     bench = Bench("draft_model", budget=32)
     words = bench.add(20, 4, bad_words_token_ids=[[1, 2, 3]])
     words.num_drafted = 23
@@ -125,7 +125,7 @@ def go_on(bench: Bench, made: int) -> None:
         bench.add_row(sequence)
 
 
-def test_a_heads_first_pass_brings_hidden_states_and_guesses_nothing() -> None:
+def test_a_heads_first_pass_only_collects_hidden_states() -> None:
     bench = Bench("head")
     bench.add(10, 5)
     assert bench.plan() == [0]
@@ -143,7 +143,7 @@ def test_a_heads_first_pass_brings_hidden_states_and_guesses_nothing() -> None:
     assert bench.plan() == [0], "passes without guesses keep no hidden states"
 
 
-def test_a_head_goes_on_while_the_pass_before_is_in_flight() -> None:
+def test_a_head_drafts_when_the_previous_pass_is_in_flight() -> None:
     bench = Bench("head")
     sequence = bench.add(10, 5)
     assert bench.plan() == [0]
@@ -153,7 +153,7 @@ def test_a_head_goes_on_while_the_pass_before_is_in_flight() -> None:
         assert bench.plan() == [3]
 
 
-def test_rows_that_join_a_head_guess_nothing_at_first() -> None:
+def test_a_new_row_has_no_drafts_in_its_first_pass_with_a_head() -> None:
     bench = Bench("head")
     bench.add(10, 5)
     bench.plan()
@@ -163,7 +163,7 @@ def test_rows_that_join_a_head_guess_nothing_at_first() -> None:
     assert bench.batch.num_drafts == 3
 
 
-def test_a_head_is_told_the_text_whose_words_are_banned() -> None:
+def test_a_head_catches_up_rows_when_they_have_bad_words() -> None:
     bench = Bench("head")
     bench.add(10, 5, bad_words_token_ids=[[1, 2]])
     bench.add(10, 5)
@@ -171,7 +171,7 @@ def test_a_head_is_told_the_text_whose_words_are_banned() -> None:
     assert [chunk.slot for chunk in bench.batch.catch_up] == [0]
 
 
-def test_a_draft_is_told_what_it_does_not_know() -> None:
+def test_a_draft_model_catches_up_the_tokens_that_it_lacks() -> None:
     bench = Bench("draft_model")
     bench.add(10, 5)
     bench.sequences[0].num_drafted = 12
@@ -184,7 +184,7 @@ def test_a_draft_is_told_what_it_does_not_know() -> None:
     assert bench.sequences[0].num_computed == 16, "two tokens are in the cache, two were rejected"
 
 
-def test_too_much_to_read_is_read_in_part_and_nothing_is_guessed() -> None:
+def test_a_draft_model_catches_up_in_parts_when_there_is_too_much() -> None:
     bench = Bench("draft_model", budget=32)
     bench.add(60, 4)
     assert bench.plan() == [None]
@@ -193,7 +193,7 @@ def test_too_much_to_read_is_read_in_part_and_nothing_is_guessed() -> None:
     assert bench.sequences[0].num_computed == 64
 
 
-def test_a_first_token_waits_for_no_draft() -> None:
+def test_nothing_is_drafted_when_a_row_has_no_first_token() -> None:
     bench = Bench("draft_model")
     bench.add(10, 5)
     bench.add(10, 0)
@@ -201,28 +201,28 @@ def test_a_first_token_waits_for_no_draft() -> None:
     assert not bench.batch.catch_up
 
 
-def test_a_head_is_told_nothing() -> None:
+def test_a_head_needs_no_catch_up() -> None:
     bench = Bench("head")
     bench.add(10, 5)
     assert bench.plan() == [0]
     assert not bench.batch.catch_up
 
 
-def test_no_page_is_taken_from_anybody() -> None:
+def test_nothing_is_drafted_when_no_page_is_free() -> None:
     bench = Bench(num_pages=1)
     bench.add(10, 5)
     assert bench.plan() == [None]
     assert bench.sequences[0].num_computed == 15
 
 
-def test_the_end_of_the_context_is_reached_one_by_one() -> None:
+def test_nothing_is_drafted_at_the_end_of_the_context() -> None:
     bench = Bench(max_model_len=17)
     bench.add(10, 5)
     assert bench.plan() == [None]
     assert not bench.batch.num_drafts
 
 
-def test_passes_with_prompts_guess_nothing() -> None:
+def test_nothing_is_drafted_when_a_pass_has_prompts() -> None:
     bench = Bench()
     bench.add(10, 5)
     bench.batch.rows.append(Row(1, 0, 5, [1] * 5, [9], None))
@@ -230,14 +230,14 @@ def test_passes_with_prompts_guess_nothing() -> None:
     assert bench.plan() == [None, None]
 
 
-def test_more_rows_than_the_runner_has_graphs_for_guess_nothing() -> None:
+def test_nothing_is_drafted_when_there_are_more_rows_than_graphs() -> None:
     bench = Bench()
     for _ in range(5):
         bench.add(10, 5)
     assert bench.plan() == [None] * 5
 
 
-def test_what_was_rejected_is_taken_back() -> None:
+def test_rejected_drafts_are_subtracted_from_computed_tokens() -> None:
     bench = Bench()
     sequence = bench.add(10, 5)
     bench.plan()
@@ -274,7 +274,7 @@ class IdleBench(Bench):
         return self.plan()
 
 
-def test_while_it_is_settled_that_nothing_is_guessed_nobody_looks_at_the_rows() -> None:
+def test_planner_skips_its_rows_when_nothing_is_drafted_for_a_while() -> None:
     bench = IdleBench(iter([0, 3]))
     bench.add(10, 5)
     assert bench.plan() == [None]
@@ -288,7 +288,7 @@ def test_while_it_is_settled_that_nothing_is_guessed_nobody_looks_at_the_rows() 
     assert bench.planner.launched(bench.batch) == PassKind(1, 3)
 
 
-def test_another_number_of_rows_ends_the_rest() -> None:
+def test_planner_resumes_drafting_when_the_number_of_rows_changes() -> None:
     bench = IdleBench(iter([0, 3]))
     bench.add(10, 5)
     assert bench.plan() == [None]
@@ -297,7 +297,7 @@ def test_another_number_of_rows_ends_the_rest() -> None:
     assert bench.num_calls == 2
 
 
-def test_a_grammar_ends_the_rest() -> None:
+def test_planner_resumes_drafting_when_a_grammar_appears() -> None:
     bench = IdleBench(iter([0, 3]))
     bench.add(10, 5)
     assert bench.plan() == [None]
@@ -306,7 +306,7 @@ def test_a_grammar_ends_the_rest() -> None:
     assert bench.go_on() == [3]
 
 
-def test_a_head_that_guessed_before_a_rest_is_blind_after_it() -> None:
+def test_a_head_collects_hidden_states_again_when_a_rest_ends() -> None:
     bench = IdleBench(iter([3, 3, 0, 3, 3]), "head")
     bench.add(10, 5)
     assert bench.plan() == [0]

@@ -46,7 +46,7 @@ def prover() -> Prover:
     ],
     ids=[*LINKS, "rules", "terminals"],
 )
-def test_a_chain_that_overflows_the_stack_costs_its_worker_alone(prover: Prover, grammar: Grammar) -> None:
+def test_only_its_worker_ends_when_a_grammar_overflows_the_stack(prover: Prover, grammar: Grammar) -> None:
     before = prover.ends["stack"]
     assert "nests too deeply" in prover.prove(grammar.text).fault
     assert prover.ends["stack"] == before + 1
@@ -54,7 +54,7 @@ def test_a_chain_that_overflows_the_stack_costs_its_worker_alone(prover: Prover,
 
 
 @pytest.mark.parametrize("link", LINKS.values(), ids=LINKS)
-def test_chains_within_the_limit_are_proved(prover: Prover, link: object) -> None:
+def test_chains_within_the_limit_are_accepted(prover: Prover, link: object) -> None:
     schema = chain(link, MAX_SCHEMA_DEPTH // 2 - 1)  # type: ignore[arg-type]  # a table of functions
     assert not prover.prove(of_json_schema(schema).text).fault
 
@@ -68,23 +68,23 @@ def test_chains_within_the_limit_are_proved(prover: Prover, link: object) -> Non
     ],
     ids=["integer", "number", "properties"],
 )
-def test_a_costly_grammar_ends_its_worker_at_a_limit(prover: Prover, grammar: Grammar) -> None:
+def test_a_worker_ends_when_a_grammar_exceeds_a_limit(prover: Prover, grammar: Grammar) -> None:
     before = prover.ends.total()
     assert "takes more than" in prover.prove(grammar.text).fault
     assert prover.ends.total() == before + 1
 
 
-def test_a_proof_tells_what_the_grammar_costs(prover: Prover) -> None:
+def test_a_proof_has_the_memory_of_the_grammar(prover: Prover) -> None:
     small = prover.prove(SMALL)
     large = prover.prove(unchecked({"type": "number", "multipleOf": 100_003}).text)
     assert 0 < small.num_bytes < large.num_bytes < MAX_GRAMMAR_BYTES
 
 
-def test_a_grammar_whose_first_masks_fail_is_refused_at_the_start(prover: Prover) -> None:
+def test_a_grammar_is_refused_when_its_first_masks_fail(prover: Prover) -> None:
     assert "too many expressions" in prover.prove(unchecked(costly(100_003)).text).fault
 
 
-def test_property_patterns_that_nothing_can_match_are_refused_at_the_start(prover: Prover) -> None:
+def test_a_schema_is_refused_when_a_property_pattern_matches_nothing(prover: Prover) -> None:
     """Else an output that has written a comma, behind which only such a name may come, would end in an error."""
     schema = {
         "type": "object",
@@ -100,7 +100,7 @@ def test_property_patterns_that_nothing_can_match_are_refused_at_the_start(prove
     assert "patternProperties" in prover.prove(of_json_schema({"allOf": apart}).text).fault
 
 
-def test_a_killed_worker_costs_its_grammar_and_no_other(prover: Prover) -> None:
+def test_only_its_grammar_fails_when_a_worker_is_killed(prover: Prover) -> None:
     prover.start()
     assert prover.pid is not None
     ended = threading.Event()
@@ -123,7 +123,7 @@ def test_a_killed_worker_costs_its_grammar_and_no_other(prover: Prover) -> None:
     assert not prover.prove(SMALL).fault
 
 
-def test_a_killed_process_is_started_anew() -> None:
+def test_the_prover_is_restarted_when_it_is_killed() -> None:
     prover = made()
     prover.start()
     first = prover.pid
@@ -157,7 +157,7 @@ def test_waiting_workers_end_with_the_prover() -> None:
     wait_until(lambda: not any(map(_runs, (pid, *waiting))))
 
 
-def test_its_process_ends_with_the_prover() -> None:
+def test_the_provers_process_ends_with_it() -> None:
     prover = made()
     prover.start()
     pid = prover.pid
@@ -166,7 +166,7 @@ def test_its_process_ends_with_the_prover() -> None:
     wait_until(lambda: not _runs(pid))
 
 
-def test_grammars_are_proved_beside_each_other(prover: Prover) -> None:
+def test_grammars_are_proved_concurrently(prover: Prover) -> None:
     texts = [of_regex(f"[0-9]{{1,{index + 1}}}").text for index in range(24)]
     texts += [unchecked(chain(LINKS["$ref"], 3000 + index)).text for index in range(4)]
     with ThreadPoolExecutor(8) as threads:

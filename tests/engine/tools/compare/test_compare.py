@@ -22,7 +22,7 @@ TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
 COUNTS = [position % 3 != 0 for position in range(39)]
 
 
-def test_figures_are_those_of_the_counted_predictions(tmp_path: Path) -> None:
+def test_compare_figures_equal_those_of_the_counted_predictions(tmp_path: Path) -> None:
     model, baseline = save_tiny_model(tmp_path, "qwen3"), Baseline()
     texts = [Text(TOKENS, COUNTS), Text(TOKENS[:20], [True] * 19)]
     same = [precision(tiny_runner(tmp_path), texts, baseline) for _ in range(2)]
@@ -42,9 +42,7 @@ def test_figures_are_those_of_the_counted_predictions(tmp_path: Path) -> None:
     assert rounded["KL nats"] > 1e-2
 
 
-def test_the_command_tells_and_writes_figures_of_each_scheme(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compare_prints_and_writes_figures_of_each_scheme(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, out = tmp_path / "text.txt", tmp_path / "out.json"
     text.write_text(Path(__file__).read_text()[:1500])
     flags = ["--device", "cpu", "--texts", str(text), "--limit", "1", "--schemes", "bf16,fp8", "--json", str(out)]
@@ -69,7 +67,9 @@ def test_the_command_tells_and_writes_figures_of_each_scheme(
         (["--texts", "no/such/file"], "no/such/file"),
     ],
 )
-def test_what_it_cannot_do_is_said(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_exits_with_the_reason_when_it_cannot_run(
+    flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--device", "cpu", *flags]) == 1
     assert words in capsys.readouterr().err
 
@@ -86,7 +86,7 @@ def test_what_it_cannot_do_is_said(flags: list[str], words: str, capsys: pytest.
         (["--plot", "out.xyz"], "--plot out.xyz: its name must end in one of"),
     ],
 )
-def test_where_figures_cannot_be_written_is_said_before_they_are_made(
+def test_compare_exits_before_measuring_when_its_output_cannot_be_written(
     flags: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if "--plot" in flags:
@@ -97,13 +97,13 @@ def test_where_figures_cannot_be_written_is_said_before_they_are_made(
     assert words in capsys.readouterr().err
 
 
-def test_texts_are_rows_of_a_limited_length() -> None:
+def test_compare_texts_have_a_limited_length() -> None:
     texts = read_texts(DEMO_DIRECTORY, None, 3)
     assert len(texts) == 3
     assert all(len(text.counts) == len(text.tokens) - 1 <= 511 for text in texts)
 
 
-def test_a_checkouts_questions_are_found_from_any_folder(tmp_path: Path) -> None:
+def test_demo_questions_are_found_from_any_folder(tmp_path: Path) -> None:
     """By the console script, too, whose path has no current folder."""
     code = "from mini_infer_engine.tools.compare.texts import demo_texts; print(demo_texts(1) is not None)"
     done = subprocess.run(
@@ -112,7 +112,7 @@ def test_a_checkouts_questions_are_found_from_any_folder(tmp_path: Path) -> None
     assert done.stdout == "True\n"
 
 
-def test_a_checkouts_questions_are_about_names_and_about_skills() -> None:
+def test_demo_questions_cover_names_and_skills() -> None:
     """Each sort as many as texts; the texts' own answers are right, and no answer is none."""
     found = demo_texts(4)
     assert found is not None
@@ -130,7 +130,7 @@ def test_a_checkouts_questions_are_about_names_and_about_skills() -> None:
     assert names.judge([""] * 4) == skills.judge([""] * 4) == 0
 
 
-def test_a_table_and_a_picture_have_every_figure(tmp_path: Path) -> None:
+def test_table_and_plot_have_every_figure(tmp_path: Path) -> None:
     figures = {
         "bf16": {"perplexity": 12.34567, "top-1 agreement": 1.0},
         "int4": {"perplexity": 13.0, "tokens/s": 12345.6},
@@ -145,7 +145,7 @@ def test_a_table_and_a_picture_have_every_figure(tmp_path: Path) -> None:
     assert (tmp_path / "picture.png").stat().st_size > 1000
 
 
-def test_ctrl_c_ends_it_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compare_ends_without_traceback_when_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -153,7 +153,7 @@ def test_ctrl_c_ends_it_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> 
     assert main([]) == 130
 
 
-def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_prints_its_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--version"])
     assert (caught.value.code, capsys.readouterr().out) == (0, f"mini-infer-compare {__version__}\n")

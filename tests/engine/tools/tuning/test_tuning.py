@@ -38,7 +38,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     ("architecture", "changes"),
     [("qwen3", {}), ("llama", {"tie_word_embeddings": True}), ("gemma2", {"head_dim": 16}), ("phi3", {})],
 )
-def test_a_models_products_are_those_of_its_shape(architecture: str, changes: dict[str, Any], tmp_path: Path) -> None:
+def test_gemm_shapes_of_a_model(architecture: str, changes: dict[str, Any], tmp_path: Path) -> None:
     from mini_infer_engine.tools.tuning.checkpoints import CheckpointShape
 
     save_tiny_model(
@@ -60,7 +60,7 @@ def test_a_models_products_are_those_of_its_shape(architecture: str, changes: di
     assert products_of(config) == shape.products
 
 
-def test_a_ranks_products_are_its_share_and_their_sums_come_later(tmp_path: Path) -> None:
+def test_gemm_shapes_of_a_tensor_parallel_rank(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama")  # width 64, MLP 96, 4 heads of 24 with 2 for keys and values, 199 tokens
     found = products_of(replace(read_config(tmp_path), tensor_parallel=TensorParallel(1, 2)))
     assert found == {
@@ -71,7 +71,7 @@ def test_a_ranks_products_are_its_share_and_their_sums_come_later(tmp_path: Path
     }
 
 
-def test_latent_attentions_products_are_found_and_experts_are_none(tmp_path: Path) -> None:
+def test_gemm_shapes_of_latent_attention_exclude_experts(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "deepseek_v2", **DEEPSEEK)
     found = products_of(read_config(tmp_path))
     assert found[Product(4 * (24 + 16) + 32 + 16, 64)] == 3
@@ -80,7 +80,7 @@ def test_latent_attentions_products_are_found_and_experts_are_none(tmp_path: Pat
 
 
 @pytest.mark.parametrize("quantize", [integers, fp8], ids=["gptq", "fp8"])
-def test_products_with_quantised_weights_are_left_out(quantize: Any, tmp_path: Path, capsys: Any) -> None:
+def test_gemm_shapes_exclude_quantised_weights(quantize: Any, tmp_path: Path, capsys: Any) -> None:
     save_tiny_model(tmp_path, "llama", head_dim=16)
     quantize(tmp_path)
     assert products_of(read_config(tmp_path)) == {Product(199, 64): 1}, "the output layer alone is not quantised"
@@ -89,7 +89,7 @@ def test_products_with_quantised_weights_are_left_out(quantize: Any, tmp_path: P
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_a_ranks_products_are_those_of_its_share(ranks: int, tmp_path: Path) -> None:
+def test_tuned_shapes_are_those_of_the_ranks_shard(ranks: int, tmp_path: Path) -> None:
     from mini_infer_engine.tools.tuning.checkpoints import CheckpointShape
 
     save_tiny_model(tmp_path, "qwen3", num_key_value_heads=2, vocab_size=200)
@@ -98,12 +98,12 @@ def test_a_ranks_products_are_those_of_its_share(ranks: int, tmp_path: Path) -> 
     assert command._models(options) == {str(tmp_path): shape.of_rank(ranks).products}
 
 
-def test_the_checkpoints_are_twenty() -> None:
+def test_the_table_has_twenty_checkpoints() -> None:
     assert len(CHECKPOINTS) == 20
     assert CHECKPOINTS["Qwen2.5-7B"].products[Product(18944, 3584, gated=True)] == 28
 
 
-def test_what_was_measured_here_wins_over_the_packages_table_and_is_named() -> None:
+def test_locally_tuned_configs_override_the_packaged_table() -> None:
     packaged = packaged_configs(DEVICE)
     known = next(iter(packaged.with_pdl))
     assert load_tuned_configs(DEVICE) == packaged
@@ -117,7 +117,7 @@ def test_what_was_measured_here_wins_over_the_packages_table_and_is_named() -> N
     assert found.origin == f"{DEVICE} and 2 of {place.parent}"
 
 
-def test_a_table_to_ship_has_all_that_is_known(tmp_path: Path) -> None:
+def test_a_table_to_ship_has_local_and_packaged_configs(tmp_path: Path) -> None:
     place = command.write_table(DEVICE, {(7, 64, False, 8): CONFIG}, tmp_path / "out")
     text = place.read_text()
     made = tuned_configs.parse_tuned_configs(DEVICE, text)
@@ -133,7 +133,9 @@ def test_a_table_is_reported_and_left_out_when_it_is_broken(text: str, caplog: p
     assert str(place) in caplog.text
 
 
-def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuning_exits_with_the_reason_when_there_is_no_gpu(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -145,7 +147,7 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatc
         command.main(["--checkpoints", "--rows", "7"])
 
 
-def test_gains_are_of_whole_steps() -> None:
+def test_tuning_gains_count_whole_steps() -> None:
     pytest.importorskip("triton")
     from mini_infer_engine.tools.tuning.small_m_tuner import Measured
 
@@ -159,7 +161,7 @@ def test_gains_are_of_whole_steps() -> None:
     assert asdict(next(iter(measured.values())))["us"] == 1.0
 
 
-def test_candidates_fit_the_gpu() -> None:
+def test_tuning_candidates_fit_the_gpu() -> None:
     pytest.importorskip("triton")
     from mini_infer_engine.tools.tuning.small_m_tuner import BLOCKS_M, candidates
     from tests.engine.kernels.profiles import H100
@@ -174,7 +176,7 @@ def test_candidates_fit_the_gpu() -> None:
                 assert config.stages * tile_rows * config.block_k * 2 <= H100.shared_memory_bytes
 
 
-def test_a_gpu_that_wakes_up_late_does_not_cost_the_first_candidates_their_place() -> None:
+def test_tuning_is_fair_to_the_first_candidates_when_the_gpu_clocks_up_late() -> None:
     pytest.importorskip("triton")
     from mini_infer_engine.tools.tuning.small_m_tuner import candidate_times
 

@@ -44,7 +44,7 @@ TEXT = {"stream": True, "prompt": "a"}
         (CHAT | {"resume_token_ids": [1]}, False),
     ],
 )
-def test_which_streams_can_be_continued(fields: dict[str, Any], possible: bool) -> None:
+def test_streams_can_be_continued_by_their_fields(fields: dict[str, Any], possible: bool) -> None:
     assert can_be_continued(fields) == possible
 
 
@@ -65,7 +65,7 @@ def without_ids(event: bytes) -> bytes:
     return head + rest[rest.index(b"]") + 1 :]
 
 
-def test_what_the_client_did_not_ask_for_is_taken_out_again() -> None:
+def test_token_ids_are_removed_from_the_stream_when_the_client_did_not_request_them() -> None:
     stream = Continuation.of({}, 5)
     assert json.loads(stream.body(b'{"model":"m"} ')) == {
         "model": "m",
@@ -82,7 +82,7 @@ def test_what_the_client_did_not_ask_for_is_taken_out_again() -> None:
 
 
 @pytest.mark.parametrize("event", [ROLE, HALF, EVENTS, END, USAGE, DONE, without_ids(EVENTS)])
-def test_a_lone_event_is_taken_as_it_is_among_others(event: bytes) -> None:
+def test_continuation_handles_a_lone_event_as_it_does_among_others(event: bytes) -> None:
     """Lone events go the short way, which must not be another one."""
     alone, among = Continuation.of({}, 5), Continuation.of({}, 5)
     reported = alone.take(EVENTS) + alone.take(event)
@@ -91,13 +91,13 @@ def test_a_lone_event_is_taken_as_it_is_among_others(event: bytes) -> None:
     assert alone.body(b"{}") == among.body(b"{}")
 
 
-def test_a_client_that_asks_for_ids_and_a_seed_keeps_both() -> None:
+def test_seed_and_token_ids_are_kept_when_the_client_requested_them() -> None:
     stream = Continuation.of({"seed": 0, "return_token_ids": True}, 5)
     assert stream.body(b'{"seed":0,"return_token_ids":true}') == b'{"seed":0,"return_token_ids":true}'
     assert stream.take(ROLE + HALF) == ROLE + HALF
 
 
-def test_the_beginning_and_the_end_are_told_once() -> None:
+def test_first_and_last_events_are_sent_once_when_a_stream_is_continued() -> None:
     stream = Continuation.of({}, 5)
     stream.body(b"{}")
     stream.take(ROLE)
@@ -110,7 +110,7 @@ def test_the_beginning_and_the_end_are_told_once() -> None:
     assert stream.take(END + USAGE + DONE) == DONE
 
 
-def test_an_engine_that_tells_no_ids_cannot_be_continued() -> None:
+def test_a_stream_cannot_be_continued_when_the_engine_sends_no_token_ids() -> None:
     stream = Continuation.of({}, 5)
     stream.take(without_ids(EVENTS))
     assert not stream.possible
@@ -126,7 +126,7 @@ def test_an_engine_that_tells_no_ids_cannot_be_continued() -> None:
         (EVENTS + b'event: error\ndata: {"error":{"code":"engine_dead"}}\n\n', (EVENTS, True)),
     ],
 )
-def test_the_word_of_a_dead_engine_is_not_for_the_client(events: bytes, expected: tuple[bytes, bool]) -> None:
+def test_the_error_event_of_a_dead_engine_is_not_forwarded(events: bytes, expected: tuple[bytes, bool]) -> None:
     assert split_engine_death(events) == expected
 
 
@@ -242,7 +242,7 @@ async def reported(gateway: RunningGateway, question: str, **fields: object) -> 
 QUESTION = "é€😀 What is lost when an engine dies in the middle of an answer, and who tells? "
 
 
-async def test_streams_survive_engines_that_are_killed_again_and_again(dry_engines: Sequence[Engine]) -> None:
+async def test_streams_complete_when_engines_are_killed_repeatedly(dry_engines: Sequence[Engine]) -> None:
     async with serving(*dry_engines) as running, running_gateway(*(engine.endpoint for engine in running)) as gateway:
         await gateway.settled()
         pending = True
@@ -293,7 +293,7 @@ async def message(gateway: RunningGateway, question: str) -> list[dict[str, Any]
 
 
 @pytest.mark.parametrize("loss", ["core", "all"])
-async def test_a_stream_of_messages_goes_on_too(loss: str, dry_engines: Sequence[Engine]) -> None:
+async def test_an_anthropic_stream_is_continued_when_its_engine_dies(loss: str, dry_engines: Sequence[Engine]) -> None:
     async with serving(*dry_engines) as running, running_gateway(*(engine.endpoint for engine in running)) as gateway:
         await gateway.settled()
         pending = [asyncio.create_task(message(gateway, f"{number}: {QUESTION}")) for number in range(4)]
@@ -323,7 +323,7 @@ async def response_of(gateway: RunningGateway, question: str) -> list[dict[str, 
     return [json.loads(event.partition("data: ")[2]) for event in events]
 
 
-async def test_a_stream_of_a_response_goes_on_too(dry_engines: Sequence[Engine]) -> None:
+async def test_a_responses_stream_is_continued_when_its_engine_dies(dry_engines: Sequence[Engine]) -> None:
     async with serving(*dry_engines) as running, running_gateway(*(engine.endpoint for engine in running)) as gateway:
         await gateway.settled()
         pending = [asyncio.create_task(response_of(gateway, f"{number}: {QUESTION}")) for number in range(4)]
@@ -375,7 +375,7 @@ async def logprobs_of(gateway: RunningGateway, kind: str) -> list[Any]:
     return joined_logprobs(kind, [json.loads(event.removeprefix("data: ")) for event in events[:-2]])
 
 
-async def test_log_probabilities_go_on_too_each_told_once(demo_engines: Sequence[Engine]) -> None:
+async def test_logprobs_are_sent_once_each_when_a_stream_is_continued(demo_engines: Sequence[Engine]) -> None:
     async with (
         serving(*demo_engines) as running,
         running_gateway(*(engine.endpoint for engine in running)) as gateway,
@@ -423,7 +423,7 @@ SEVERAL: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-async def test_streams_of_several_choices_are_made_again(demo_engines: Sequence[Engine]) -> None:
+async def test_streams_of_several_choices_are_replayed_when_their_engine_dies(demo_engines: Sequence[Engine]) -> None:
     async with (
         serving(*demo_engines[:2]) as running,
         running_gateway(*(engine.endpoint for engine in running)) as gateway,
@@ -445,7 +445,9 @@ async def test_streams_of_several_choices_are_made_again(demo_engines: Sequence[
             await gateway.settled()
 
 
-async def test_a_response_with_log_probabilities_is_made_again(demo_engines: Sequence[Engine]) -> None:
+async def test_a_responses_stream_with_logprobs_is_replayed_when_its_engine_dies(
+    demo_engines: Sequence[Engine],
+) -> None:
     async def stream_once() -> tuple[str, list[Any], list[Any]]:
         body = {"model": "dry", "stream": True, "input": QUESTION, "max_output_tokens": 60, "temperature": 0}
         body |= {"include": ["message.output_text.logprobs"]}
@@ -494,7 +496,7 @@ async def ids_of(gateway: RunningGateway, **more: object) -> list[dict[str, Any]
 
 
 @pytest.mark.parametrize("requests_ids", [True, False])
-async def test_engines_without_a_tokenizer_go_on_too(
+async def test_a_stream_is_continued_when_engines_have_no_tokenizer(
     requests_ids: bool, engines_without_tokenizer: Sequence[Engine]
 ) -> None:
     more = {"return_token_ids": True} if requests_ids else {}
@@ -514,7 +516,7 @@ async def test_engines_without_a_tokenizer_go_on_too(
         assert 'continuations_total{outcome="whole"} 1.0' in gateway.app.metrics.text().decode()
 
 
-async def test_the_only_engine_comes_back_and_goes_on(dry_engines: Sequence[Engine]) -> None:
+async def test_a_stream_is_continued_when_the_only_engine_restarts(dry_engines: Sequence[Engine]) -> None:
     async with serving(dry_engines[0]) as (engine,), running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         pending = asyncio.create_task(reported(gateway, QUESTION * 2))
@@ -525,7 +527,7 @@ async def test_the_only_engine_comes_back_and_goes_on(dry_engines: Sequence[Engi
         assert text == f"You said: {QUESTION * 2}"
 
 
-async def test_with_continuation_off_the_client_is_told() -> None:
+async def test_the_client_gets_an_error_event_when_continuation_is_off() -> None:
     async with FakeEngine("a") as dying, FakeEngine("b") as good:
         dying.chunks = [ROLE, EVENTS, END]
         dying.die_after, dying.chunk_delay_s = 2, 0.02

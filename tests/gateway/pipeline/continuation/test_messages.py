@@ -29,21 +29,21 @@ def request_body(stream: MessageContinuation) -> bytes:
     return stream.body(b'{"model":"m"}')
 
 
-def test_a_stream_that_nothing_happens_to_is_told_without_ids() -> None:
+def test_token_ids_are_removed_when_a_stream_is_undisturbed() -> None:
     stream = MessageContinuation.of({}, 5)
     assert request_body(stream) == b'{"model":"m","seed":5,"return_token_ids":true}'
     assert b"".join(stream.take(events) for events in WHOLE) == EVENTS
     assert (stream.finished, stream.done) == (True, True)
 
 
-def test_a_client_that_asks_for_ids_gets_them() -> None:
+def test_token_ids_stay_in_the_stream_when_the_client_requested_them() -> None:
     stream = MessageContinuation.of({"return_token_ids": True, "seed": 1}, 5)
     assert request_body(stream) == b'{"model":"m"}'
     assert b"".join(stream.take(events) for events in WHOLE) == b"".join(WHOLE)
 
 
 @pytest.mark.parametrize("cut", range(len(b"".join(WHOLE).split(b"\n\n"))))
-def test_wherever_it_is_cut_each_event_is_told_once(cut: int) -> None:
+def test_each_event_is_sent_once_when_the_stream_is_cut_at_any_event(cut: int) -> None:
     """The second engine tells the same, from the first token id on that it was not given."""
     whole = [part + b"\n\n" for part in b"".join(WHOLE).split(b"\n\n")[:-1]]
     stream = MessageContinuation.of({}, 5)
@@ -57,11 +57,11 @@ def test_wherever_it_is_cut_each_event_is_told_once(cut: int) -> None:
     assert reported.replace(PING, b"") == EVENTS.replace(PING, b"")
 
 
-def test_comments_and_other_events_go_through() -> None:
+def test_comments_and_other_events_are_forwarded_unchanged() -> None:
     stream = MessageContinuation.of({}, 5)
     error = b'event: error\ndata: {"type":"error","error":{"code":"other"}}\n\n'
     assert stream.take(b": still waiting\n\n" + error) == b": still waiting\n\n" + error
 
 
-def test_nothing_but_the_end_is_left() -> None:
+def test_only_the_stop_event_is_left_when_all_tokens_were_sent() -> None:
     assert MessageContinuation.of({}, 5).end == STOP

@@ -61,7 +61,7 @@ def parsed(events: bytes) -> tuple[list[str], list[int], list[int]]:
 
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("kind", ["chat", "text"])
-def test_wherever_it_is_cut_each_choice_is_told_once(kind: Kind, seed: int) -> None:
+def test_each_choice_is_sent_once_when_the_stream_is_cut_at_any_event(kind: Kind, seed: int) -> None:
     dice = random.Random(seed)
     one, reported = ReplayedContinuation.of({"n": 3}, 5), b""
     for cuts_left in reversed(range(4)):
@@ -79,13 +79,13 @@ def test_wherever_it_is_cut_each_choice_is_told_once(kind: Kind, seed: int) -> N
     assert (one.possible, one.finished, one.done) == (True, True, True)
 
 
-def test_a_stream_that_nothing_happens_to_is_told_as_it_is_without_ids() -> None:
+def test_an_undisturbed_replayed_stream_is_forwarded_unchanged_when_ids_were_requested() -> None:
     one = ReplayedContinuation.of({"n": 3, "return_token_ids": True}, 5)
     events = list(stream("chat", random.Random(0)))
     assert b"".join(map(one.take, events)) == b"".join(events)
 
 
-def test_other_tokens_end_it() -> None:
+def test_a_replay_ends_when_its_tokens_differ() -> None:
     one = ReplayedContinuation.of({"n": 2}, 5)
     one.body(b"{}")
     one.take(chunk(1, {"text": "a"}, [1], None))
@@ -94,7 +94,7 @@ def test_other_tokens_end_it() -> None:
     assert (one.differs, one.possible) == (True, False)
 
 
-def test_a_part_of_what_cannot_be_divided_ends_it() -> None:
+def test_a_replay_ends_when_an_indivisible_part_is_split_otherwise() -> None:
     one = ReplayedContinuation.of({"n": 2}, 5)
     one.body(b"{}")
     one.take(chunk(0, {"delta": {"reasoning": "a"}}, [1], None))
@@ -117,5 +117,7 @@ def test_a_part_of_what_cannot_be_divided_ends_it() -> None:
         ("messages", {}, MessageContinuation),
     ],
 )
-def test_which_streams_are_made_again(form: Any, fields: dict[str, Any], kind: type | None) -> None:
+def test_streams_are_continued_or_replayed_by_their_fields(
+    form: Any, fields: dict[str, Any], kind: type | None
+) -> None:
     assert continuation_of(form, {"stream": True} | fields) is kind

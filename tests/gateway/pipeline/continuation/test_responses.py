@@ -53,14 +53,14 @@ def request_body(stream: ResponseContinuation) -> bytes:
     return stream.body(b'{"model":"m"}')
 
 
-def test_a_stream_that_nothing_happens_to_is_told_without_ids() -> None:
+def test_token_ids_are_removed_when_a_stream_is_undisturbed() -> None:
     stream = ResponseContinuation.of({}, 5)
     assert request_body(stream) == b'{"model":"m","seed":5,"return_token_ids":true}'
     assert b"".join(stream.take(events) for events in WHOLE) == EVENTS
     assert (stream.finished, stream.done) == (True, True)
 
 
-def test_a_client_that_asks_for_ids_gets_them() -> None:
+def test_token_ids_stay_in_the_stream_when_the_client_requested_them() -> None:
     stream = ResponseContinuation.of({"return_token_ids": True, "seed": 1}, 5)
     assert request_body(stream) == b'{"model":"m"}'
     assert b"".join(stream.take(events) for events in WHOLE) == b"".join(WHOLE)
@@ -68,7 +68,7 @@ def test_a_client_that_asks_for_ids_gets_them() -> None:
 
 @pytest.mark.parametrize("second_cut", range(5))
 @pytest.mark.parametrize("cut", range(len(b"".join(WHOLE).split(b"\n\n"))))
-def test_wherever_it_is_cut_each_event_is_told_once(cut: int, second_cut: int) -> None:
+def test_each_event_is_sent_once_when_the_stream_is_cut_at_any_event(cut: int, second_cut: int) -> None:
     stream, reported = ResponseContinuation.of({}, 5), b""
     for limit in (cut, second_cut, None):
         known = request_body(stream).partition(b'"resume_token_ids":[')[2]
@@ -82,7 +82,7 @@ def test_wherever_it_is_cut_each_event_is_told_once(cut: int, second_cut: int) -
     assert numbers == list(range(len(numbers)))
 
 
-def test_comments_and_errors_go_through_in_their_order() -> None:
+def test_comments_and_errors_are_forwarded_in_order() -> None:
     stream = ResponseContinuation.of({}, 5)
     done = b'event: response.output_item.done\ndata: {"sequence_number":3}\n\n'
     error = b'event: error\ndata: {"type":"error","code":"other","sequence_number":4}\n\n'
@@ -93,7 +93,7 @@ def test_comments_and_errors_go_through_in_their_order() -> None:
 
 @pytest.mark.parametrize("second_cut", range(5))
 @pytest.mark.parametrize("cut", range(len(b"".join(WHOLE).split(b"\n\n"))))
-def test_a_response_that_is_made_again_is_told_once(cut: int, second_cut: int) -> None:
+def test_each_event_is_sent_once_when_a_response_is_replayed(cut: int, second_cut: int) -> None:
     stream, reported = ReplayedResponse.of({}, 5), b""
     for limit in (cut, second_cut, None):
         assert b"resume_token_ids" not in request_body(stream)
@@ -106,7 +106,7 @@ def test_a_response_that_is_made_again_is_told_once(cut: int, second_cut: int) -
 
 
 @pytest.mark.parametrize(("known", "possible"), [(1, True), (2, False), (3, True)])
-def test_of_a_response_that_is_made_again_in_other_steps_the_rest_is_told(known: int, possible: bool) -> None:
+def test_the_remaining_text_is_sent_when_a_replay_splits_its_deltas_otherwise(known: int, possible: bool) -> None:
     """Three steps, of which the second has two tokens, told in one piece."""
 
     def delta(number: int, text: str, tokens: int) -> bytes:
@@ -126,7 +126,7 @@ def test_of_a_response_that_is_made_again_in_other_steps_the_rest_is_told(known:
     assert stream.possible == possible
 
 
-def test_a_response_of_other_tokens_ends() -> None:
+def test_a_replayed_response_ends_when_its_tokens_differ() -> None:
     stream = ReplayedResponse.of({}, 5)
     request_body(stream)
     stream.take(b"".join(WHOLE[:2]))

@@ -163,7 +163,7 @@ async def test_an_answer_ends_when_its_client_leaves_the_replica_that_sent_it_on
         await until(lambda: engine.cancelled == 1)
 
 
-def test_ids_of_a_body_are_those_that_it_goes_on_from() -> None:
+def test_ids_of_a_body_are_its_previous_response_and_item_references() -> None:
     body = {
         "previous_response_id": "resp_1",
         "input": [{"type": "item_reference", "id": "msg_2"}, {"id": "fc_3"}, {"id": "x", "role": "user"}, "text"],

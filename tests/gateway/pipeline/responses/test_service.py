@@ -32,7 +32,7 @@ async def create(client: openai.AsyncOpenAI, text: str = "hello", model: str = "
     return made
 
 
-async def test_a_conversation_goes_on_at_another_engine() -> None:
+async def test_a_conversation_continues_at_another_engine_when_its_first_is_gone() -> None:
     async with FakeEngine("a") as first, FakeEngine("b") as second, running_gateway(first.endpoint) as gateway:
         async with client_of(gateway) as client:
             one = await create(client, "my name is Mark")
@@ -46,7 +46,7 @@ async def test_a_conversation_goes_on_at_another_engine() -> None:
         assert two.output_text == "seen 3"
 
 
-async def test_it_is_routed_to_the_engine_that_has_the_conversation_cached() -> None:
+async def test_a_response_is_routed_to_the_engine_when_it_has_the_conversation_cached() -> None:
     long = "a long beginning of a conversation " * 20
     async with (
         FakeEngine("a") as first,
@@ -63,7 +63,7 @@ async def test_it_is_routed_to_the_engine_that_has_the_conversation_cached() -> 
         assert not other.bodies
 
 
-async def test_a_clients_word_about_what_is_kept_goes_no_further() -> None:
+async def test_a_clients_private_response_header_is_not_forwarded() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         headers = {"x-mini-infer-response": '{"id": "resp_mine"}'}
         body = {"model": "m", "input": "hi"}
@@ -73,7 +73,7 @@ async def test_a_clients_word_about_what_is_kept_goes_no_further() -> None:
         assert made["id"] != "resp_mine"
 
 
-async def test_what_is_kept_belongs_to_its_key_and_is_bounded() -> None:
+async def test_stored_responses_belong_to_their_key_and_are_bounded() -> None:
     async with (
         FakeEngine("a") as engine,
         running_gateway(engine.endpoint, responses_memory_bytes=3000) as gateway,
@@ -124,7 +124,7 @@ async def test_another_response_stays_as_it_is_when_an_engine_answers_with_its_i
         assert len((await client.responses.input_items.list(one.id)).data) == 1
 
 
-async def test_errors_and_bodies_leave_no_trace_in_the_budget() -> None:
+async def test_the_memory_budget_is_released_when_requests_fail() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, max_body_bytes=10_000) as gateway:
         async with client_of(gateway) as client:
             await create(client)
@@ -151,7 +151,7 @@ async def failure_of(client: openai.AsyncOpenAI) -> tuple[str | None, str]:
     return now.error.code, now.error.message
 
 
-async def test_what_breaks_in_the_background_has_failed() -> None:
+async def test_a_background_response_is_failed_when_its_engine_refuses_or_dies() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway, client_of(gateway) as client:
         engine.status = 400
         engine.error_body = {"error": {"message": "not so", "code": "odd", "param": "input"}}
@@ -162,7 +162,7 @@ async def test_what_breaks_in_the_background_has_failed() -> None:
         assert await failure_of(client) == ("server_error", "the answer broke off")
 
 
-async def test_a_stream_whose_engine_dies_ends_as_a_response_does() -> None:
+async def test_a_responses_stream_ends_with_response_failed_when_its_engine_dies() -> None:
     response = {"id": "resp_1", "object": "response", "status": "in_progress", "output": []}
     begun = {"type": "response.created", "response": response, "sequence_number": 0}
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway, client_of(gateway) as client:
@@ -193,7 +193,7 @@ async def before(dry: DryServer) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-async def test_a_stream_is_kept_by_the_time_that_it_ends(dry: DryServer) -> None:
+async def test_a_streamed_response_is_stored_when_its_stream_ends(dry: DryServer) -> None:
     async with before(dry) as client:
         stream = await client.responses.create(model="dry", input="hello", stream=True)
         events = [event async for event in stream]
@@ -207,7 +207,7 @@ async def test_a_stream_is_kept_by_the_time_that_it_ends(dry: DryServer) -> None
         assert httpx2.get(f"{dry.url}/v1/responses/{last.response.id}").status_code == 404, "the engine keeps nothing"
 
 
-async def test_in_the_background_through_the_gateway(dry: DryServer) -> None:
+async def test_background_responses_can_be_resumed_and_cancelled_through_the_gateway(dry: DryServer) -> None:
     async with before(dry) as client:
         stream = await client.responses.create(model="dry", input="x" * 500, background=True, stream=True)
         async for event in stream:
@@ -221,7 +221,7 @@ async def test_in_the_background_through_the_gateway(dry: DryServer) -> None:
         assert counted.input_tokens > 5
 
 
-async def test_another_name_of_a_model_is_exchanged_wherever_a_response_is_told(dry: DryServer) -> None:
+async def test_the_requested_model_name_stands_in_every_event_when_it_is_an_alias(dry: DryServer) -> None:
     endpoint = Endpoint(name="dry", url=dry.url, model="dry", service="team/dry")
     async with running_gateway(endpoint) as gateway, client_of(gateway) as client:
         await until(lambda: gateway.app.fleet.is_ready)
@@ -233,7 +233,7 @@ async def test_another_name_of_a_model_is_exchanged_wherever_a_response_is_told(
         assert {whole.model, begun.model, kept.model, *reported} == {"dry"}
 
 
-async def test_over_websocket(dry: DryServer) -> None:
+async def test_responses_continue_a_conversation_over_a_websocket(dry: DryServer) -> None:
     endpoint = Endpoint(name="dry", url=dry.url, model="dry")
     async with running_gateway(endpoint) as gateway, client_of(gateway) as client, client.responses.connect() as line:
         previous, texts = None, []
@@ -283,7 +283,7 @@ async def test_requests_over_a_websocket_are_refused_when_the_key_was_taken_out_
         assert codes == ["model_not_found", "invalid_api_key"]
 
 
-async def test_a_websocket_without_a_key_or_elsewhere_is_refused() -> None:
+async def test_a_websocket_is_refused_when_its_key_or_path_is_wrong() -> None:
     async with running_gateway(keys=ApiKeys(["secret"])) as gateway:
         for path, key, status in (
             ("/v1/responses", "wrong", 401),
@@ -310,7 +310,7 @@ async def test_a_shutdown_ends_websockets_when_they_have_been_answered(dry: DryS
             assert busy.close_code == 1012
 
 
-async def test_unknown_fields_in_the_background_are_refused_or_ignored_as_the_flag_says() -> None:
+async def test_unknown_fields_of_background_responses_follow_the_flag() -> None:
     body = {"model": "m", "input": "hi", "background": True, "text": {"color": "red"}}
     async with FakeEngine("a") as engine:
         for mode, status in (("refuse", 400), ("warn", 200)):
@@ -323,7 +323,7 @@ async def test_unknown_fields_in_the_background_are_refused_or_ignored_as_the_fl
                     assert reported["error"]["param"] == "text.color"
 
 
-async def test_ignored_fields_are_named_through_the_gateway() -> None:
+async def test_ignored_fields_are_named_in_a_header_when_unknown_fields_is_warn() -> None:
     with DryServer("--unknown-fields", "warn") as dry:
         async with running_gateway(Endpoint(name="dry", url=dry.url, model="dry")) as gateway:
             await until(lambda: gateway.app.fleet.is_ready)

@@ -19,7 +19,7 @@ def nobody() -> Endpoint:
         return Endpoint(name="nobody", url=f"http://127.0.0.1:{server.getsockname()[1]}", model="m")
 
 
-async def test_a_stream_is_relayed_chunk_for_chunk_as_it_comes() -> None:
+async def test_a_stream_is_relayed_chunk_by_chunk() -> None:
     async with FakeEngine("a") as engine:
         engine.chunks = ["data: é{}\n\n".format("x" * n).encode() for n in range(20)] + [b": odd bytes \xff\r\n\r\n"]
         engine.chunk_delay_s = 0.01
@@ -29,7 +29,7 @@ async def test_a_stream_is_relayed_chunk_for_chunk_as_it_comes() -> None:
         assert chunks == engine.chunks
 
 
-async def test_the_clients_bytes_and_request_id_go_on_unchanged() -> None:
+async def test_body_and_request_id_are_forwarded_unchanged() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         body = b'{ "messages":[{"role":"user","content":"\\u00e9 \xc3\xa9"}],\n "model" : "m", "seed":1e0 }'
         headers = {"x-request-id": "mine", "authorization": "Bearer k", "content-type": "application/json"}
@@ -41,7 +41,7 @@ async def test_the_clients_bytes_and_request_id_go_on_unchanged() -> None:
         assert engine.headers[0]["x-request-id"] == response.headers["x-request-id"] == "mine"
 
 
-async def test_an_alias_changes_the_model_and_nothing_else() -> None:
+async def test_only_the_model_field_changes_when_an_alias_is_requested() -> None:
     async with FakeEngine("a") as engine:
         endpoint = Endpoint(name="ns/pod", url=f"http://127.0.0.1:{engine.port}", model="m", service="ns/svc")
         async with running_gateway(endpoint) as gateway:
@@ -51,7 +51,7 @@ async def test_an_alias_changes_the_model_and_nothing_else() -> None:
         assert engine.bodies == [body.replace(b'"model": "ns/svc"', b'"model": "m"')]
 
 
-async def test_decision_headers() -> None:
+async def test_response_headers_explain_the_routing_decision() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         text = "x" * 100
@@ -67,7 +67,7 @@ async def test_decision_headers() -> None:
 
 
 @pytest.mark.parametrize("fault", ["refused", "draining", 429, 500, 502, 503, 504])
-async def test_another_endpoint_is_tried_before_the_first_byte(fault: str | int) -> None:
+async def test_another_endpoint_is_tried_when_the_first_fails_before_its_first_byte(fault: str | int) -> None:
     async with FakeEngine("bad") as bad, FakeEngine("good") as good:
         if fault == "draining":
             bad.draining = True
@@ -83,7 +83,7 @@ async def test_another_endpoint_is_tried_before_the_first_byte(fault: str | int)
 
 
 @pytest.mark.parametrize("status", [400, 404, 429, 500])
-async def test_other_statuses_are_the_clients_to_see(status: int) -> None:
+async def test_an_engines_status_is_forwarded_when_it_is_not_retryable(status: int) -> None:
     async with FakeEngine("a") as a, FakeEngine("b") as b:
         a.status = b.status = status
         async with running_gateway(a.endpoint, b.endpoint) as gateway, gateway.chat("hi") as response:
@@ -92,7 +92,7 @@ async def test_other_statuses_are_the_clients_to_see(status: int) -> None:
         assert len(a.bodies) + len(b.bodies) == (2 if status in (429, 500) else 1)
 
 
-async def test_an_endpoint_that_dies_before_its_first_byte_is_replaced_and_after_it_is_not() -> None:
+async def test_a_request_is_retried_only_when_the_endpoint_dies_before_the_first_byte() -> None:
     async with FakeEngine("a") as dying, FakeEngine("b") as good:
         dying.die_after = 0
         async with running_gateway(dying.endpoint, good.endpoint, routing="round-robin") as gateway:
@@ -110,7 +110,7 @@ async def test_an_endpoint_that_dies_before_its_first_byte_is_replaced_and_after
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_goes_stops_its_endpoint_within_a_second(stream: bool) -> None:
+async def test_the_engines_request_is_cancelled_when_the_client_disconnects(stream: bool) -> None:
     async with FakeEngine("a") as engine:
         engine.chunk_delay_s, engine.hang = 30.0, not stream
         async with running_gateway(engine.endpoint) as gateway:
@@ -122,7 +122,7 @@ async def test_a_client_that_goes_stops_its_endpoint_within_a_second(stream: boo
             assert gateway.app.fleet.endpoints["a"].breaker.closed
 
 
-async def test_no_endpoint_is_503_for_a_known_model_and_404_for_an_unknown_one() -> None:
+async def test_a_request_gets_503_or_404_when_its_model_has_no_endpoint_or_is_unknown() -> None:
     async with running_gateway(nobody()) as gateway:
         async with gateway.chat("hi") as response:
             assert response.status == 503
@@ -146,7 +146,9 @@ async def test_no_endpoint_is_503_for_a_known_model_and_404_for_an_unknown_one()
         (b"\xff", 400, None),
     ],
 )
-async def test_a_bad_body_gets_a_clear_error(body: bytes, status: int, param: str | None) -> None:
+async def test_a_request_gets_a_clear_error_when_its_body_is_invalid(
+    body: bytes, status: int, param: str | None
+) -> None:
     async with (
         running_gateway(nobody()) as gateway,
         gateway.client.post(gateway.url + "/v1/completions", data=body) as response,
@@ -157,19 +159,19 @@ async def test_a_bad_body_gets_a_clear_error(body: bytes, status: int, param: st
         assert error["param"] == param
 
 
-async def test_a_body_over_the_limit_is_413() -> None:
+async def test_a_request_gets_413_when_its_body_is_over_the_limit() -> None:
     async with running_gateway(nobody(), max_body_bytes=1000) as gateway, gateway.chat("x" * 1000) as response:
         assert response.status == 413
 
 
-async def test_an_endpoint_that_says_nothing_is_504() -> None:
+async def test_a_request_gets_504_when_its_endpoint_is_silent() -> None:
     async with FakeEngine("a") as engine:
         engine.hang = True
         async with running_gateway(engine.endpoint, head_timeout_s=0.1) as gateway, gateway.chat("hi") as response:
             assert response.status == 504
 
 
-async def test_a_connection_that_the_endpoint_closed_while_idle_is_no_failure() -> None:
+async def test_breaker_counts_no_failure_when_an_endpoint_closed_an_idle_connection() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         for _ in range(3):
             async with gateway.chat("hi") as response:
@@ -180,7 +182,7 @@ async def test_a_connection_that_the_endpoint_closed_while_idle_is_no_failure() 
         assert gateway.app.fleet.endpoints["a"].breaker.closed
 
 
-async def test_the_gateways_own_pages() -> None:
+async def test_health_metrics_and_debug_pages_are_served() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
 
         async def get(path: str) -> tuple[int, str]:
@@ -205,14 +207,14 @@ async def test_the_gateways_own_pages() -> None:
             assert len((await response.json())["tokens"]) == 2
 
 
-async def test_not_ready_before_the_source_has_synced() -> None:
+async def test_readyz_is_503_until_the_endpoint_source_has_synced() -> None:
     async with running_gateway() as gateway:
         gateway.app.fleet.synced = False
         async with gateway.client.get(gateway.url + "/readyz") as response:
             assert response.status == 503
 
 
-async def test_a_broken_endpoint_is_left_alone_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_endpoint_gets_no_requests_until_its_breaker_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(breaker, "FIRST_PAUSE_S", breaker.LONGEST_PAUSE_S)  # however slow the machine is
     async with FakeEngine("bad") as bad, FakeEngine("good") as good:
         bad.status = 503
@@ -230,7 +232,7 @@ async def test_a_broken_endpoint_is_left_alone_and_comes_back(monkeypatch: pytes
             assert gateway.app.fleet.endpoints["bad"].breaker.closed
 
 
-async def test_many_at_once() -> None:
+async def test_all_streams_complete_when_many_run_at_once() -> None:
     async with FakeEngine("a") as a, FakeEngine("b") as b, running_gateway(a.endpoint, b.endpoint) as gateway:
 
         async def one(number: int) -> aiohttp.ClientResponse:

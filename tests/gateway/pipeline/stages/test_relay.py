@@ -115,7 +115,7 @@ async def relay(send: Send, response: Response, timeout_s: float = 5.0) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("full", [0.0, 0.3, 1.0])
-async def test_every_event_arrives_once_and_in_order(seed: int, full: float) -> None:
+async def test_relay_sends_every_event_once_and_in_order(seed: int, full: float) -> None:
     dice = Random(seed)
     client = Client(lambda: dice.random() < full)
     async with streaming(in_pieces(seed)) as response:
@@ -125,14 +125,14 @@ async def test_every_event_arrives_once_and_in_order(seed: int, full: float) -> 
     assert (client.waits > 0) == (full > 0)
 
 
-async def test_any_other_send_is_waited_for() -> None:
+async def test_relay_awaits_a_send_when_it_is_no_response_writer() -> None:
     client = Client()
     async with streaming(in_pieces(1)) as response:
         await relay(client.send, response)
     assert b"".join(client.got) == b"".join(EVENTS)
 
 
-async def test_a_client_that_keeps_up_wakes_no_task() -> None:
+async def test_relay_wakes_no_task_when_the_client_keeps_up() -> None:
     """One look at the connection's waiter: events come while the relay sleeps, and it sleeps on."""
     client, waiters = Client(), set()
 
@@ -151,7 +151,7 @@ async def test_a_client_that_keeps_up_wakes_no_task() -> None:
     assert len(waiters) == 1
 
 
-async def test_an_engine_that_says_that_it_has_ended_ends_the_relay_behind_what_it_told() -> None:
+async def test_relay_ends_after_the_last_event_when_an_engine_reports_its_death() -> None:
     def read(piece: bytes) -> tuple[bytes, bool]:
         before, ended, _ = piece.partition(b"data: 10 ")
         return before, bool(ended)
@@ -164,7 +164,7 @@ async def test_an_engine_that_says_that_it_has_ended_ends_the_relay_behind_what_
         assert b"".join(client.got) == b"".join(EVENTS[:10])
 
 
-async def test_a_stream_that_breaks_off_has_given_whole_events() -> None:
+async def test_relay_has_sent_whole_events_only_when_a_stream_breaks_off() -> None:
     client = Client()
     async with streaming(in_pieces(3, end=b"64\r\ndata: half of an event")) as response:
         with pytest.raises(UpstreamError):
@@ -172,7 +172,7 @@ async def test_a_stream_that_breaks_off_has_given_whole_events() -> None:
     assert b"".join(client.got) == b"".join(EVENTS)
 
 
-async def test_silence_is_counted_from_the_last_byte() -> None:
+async def test_relay_timeout_counts_from_the_last_byte() -> None:
     client = Client()
 
     async def write(writer: asyncio.StreamWriter) -> None:
@@ -189,7 +189,7 @@ async def test_silence_is_counted_from_the_last_byte() -> None:
     assert b"".join(client.got) == b"".join(EVENTS[:6])
 
 
-async def test_a_mistake_in_reading_events_is_raised_where_the_relay_is_waited_for() -> None:
+async def test_relay_raises_when_reading_events_fails() -> None:
     def read(piece: bytes) -> tuple[bytes, bool]:
         raise LookupError("a mistake")
 
