@@ -1,7 +1,6 @@
 """The console on a cluster: a chat at the clients' port, and engines, a lost pod and a rollout at the admin port."""
 
 import json
-import os
 from typing import Any
 
 import httpx
@@ -22,9 +21,6 @@ MODEL = "console-demo"
 
 
 @pytest.mark.e2e
-@pytest.mark.skipif(
-    not os.environ.get("E2E_CONSOLE"), reason="E2E_CONSOLE=1 runs it: this form of it has not passed on a node yet"
-)
 @pytest.mark.timeout(600)
 def test_a_person_chats_and_sees_a_pod_lost_and_a_rollout_pass_when_the_console_is_open(
     cluster: Cluster, release: Release, namespace: str
