@@ -28,6 +28,7 @@ from mini_infer_operator.observe import Observed
 from mini_infer_operator.parse import parse_service
 from mini_infer_operator.plan.plan import make_plan
 from mini_infer_operator.reconcile import Backend, reconcile
+from mini_infer_operator.resource import LABEL_SERVICE
 from mini_infer_operator.settings import OperatorSettings
 from tests.operator.test_reconcile import MemoryBackend
 from tests.support.api_servers import server_of
@@ -181,6 +182,8 @@ async def on_api_server(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
     async with server_of(plane.kubeconfig) as server:
         yield OnApiServer(plane, KubernetesApi(server))
     await asyncio.to_thread(plane.kubectl, "delete", "infsvc", OnApi.name, "--cascade=foreground", "--ignore-not-found")
+    own = f"--selector={LABEL_SERVICE}={OnApi.name}"
+    await asyncio.to_thread(plane.kubectl, "wait", "--for=delete", "deployments,services", own, "--timeout=60s")
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ from typing import Any, cast
 import httpx
 import msgspec
 import pytest
+from fastapi import Request
 
 from mini_infer_contract.peer_auth import PEER_HEADER, PeerSecret
 from mini_infer_engine.api.admin_guard import AdminGuard
@@ -39,6 +40,9 @@ class FakeApiServer:
 
     def start_drain(self) -> None:
         self.draining = True
+
+    async def read_json(self, request: Request) -> bytes:
+        return await request.body()
 
 
 async def send_request(

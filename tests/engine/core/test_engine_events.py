@@ -197,7 +197,7 @@ def test_no_page_leaks_after_10_000_random_events() -> None:
         searches += world.num_searches
         drafts += stats.draft_tokens
         accepted += sum(stats.accepted_tokens_by_position)
-    assert drafts > 2_000
+    assert drafts > 1_500
     assert drafts / 4 < accepted < drafts
     assert preemptions > 20
     assert cached_tokens > 2_000
