@@ -22,8 +22,8 @@ sliding windows, sampling, structured output, guesses by n-grams and the APIs ar
 ([ADR 59](adr/0059-any-decoder-through-transformers.md)). They run on one device, from unquantised safetensors. The
 greedy text of a random model of each equals that of `generate` over 64 tokens, whole, chunked, cached, batched and
 preempted, on a CPU ([test_transformers_backend.py](../tests/engine/models/test_transformers_backend.py),
-`make test-models`). On an H200 gpt2, cohere2, glm4 and starcoder2 make the same text, in CUDA graphs, and qwen2_moe with
-`--enforce-eager`.
+`make test-models`). On an H200 gpt2, cohere2, glm4 and starcoder2 make the same text, in CUDA graphs, and qwen2_moe
+with `--enforce-eager`.
 
 A decoder that is not listed runs if its attention asks for nothing that the kernels lack. That is found out at its
 start, before weights are read.
