@@ -72,6 +72,10 @@ def tensor_parallel_on_cpu(folder: Path) -> Subject:
     return group(folder, tensor_parallel_size=2)
 
 
+def pipeline_on_cpu(folder: Path) -> Subject:
+    return group(folder, pipeline_parallel_size=2)
+
+
 def torch_on_gpu(folder: Path) -> Subject:
     return tiny(folder, device="cuda", attention_backend="torch", kv_cache_memory=1 << 28)
 
@@ -108,7 +112,8 @@ def group(folder: Path, **settings: Any) -> Subject:
     runner = load_parallel(
         EngineSettings(model=str(folder), device="cpu", kv_cache_memory=16_000_000, **(COMMON | settings))
     )
-    return Subject(runner, runner.config.vocab_size, runner.config.eos_token_ids)
+    eos_token_ids, is_pipeline = runner.config.eos_token_ids, runner.settings.pipeline_parallel_size > 1
+    return Subject(runner, runner.config.vocab_size, eos_token_ids, must_sample=is_pipeline)
 
 
 def load_tiny(folder: Path, **settings: Any) -> Subject:
@@ -122,6 +127,7 @@ SUBJECTS = [
     torch_on_cpu,
     latent_on_cpu,
     tensor_parallel_on_cpu,
+    pipeline_on_cpu,
     *(pytest.param(make, marks=GPU_ONLY) for make in (torch_on_gpu, graphs_on_gpu, eager_on_gpu, latent_on_gpu)),
 ]
 
