@@ -12,6 +12,21 @@ ARG CUDA_BASE=nvidia/cuda:13.0.2-base-ubuntu24.04
 #   --build-arg PYTHON_BASE=python:3.11-slim-bookworm@sha256:... --build-arg CUDA_BASE=...@sha256:...
 ARG PYTHON_BASE=python:3.11-slim-bookworm
 
+# The console's page is built by npm with --build-arg CONSOLE=npm; without it the build that is committed goes in.
+ARG CONSOLE=committed
+ARG NODE_BASE=node:22-bookworm-slim
+
+FROM ${NODE_BASE} AS console-npm
+WORKDIR /src/console
+COPY console .
+RUN npm ci --no-audit --no-fund --ignore-scripts && npm run build \
+    && mv /src/gateway/mini_infer_gateway/console/assets /assets
+
+FROM scratch AS console-committed
+COPY gateway/mini_infer_gateway/console/assets /assets
+
+FROM console-${CONSOLE} AS console
+
 FROM ${PYTHON_BASE} AS base
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp PATH=/opt/mini-infer/bin:$PATH
 # A name for the number: libraries that ask who they are fail without one. Packages of the base that nothing here runs go.
@@ -33,6 +48,7 @@ COPY constraints.txt constraints-control-plane.txt constraints-engine.txt script
 FROM build AS code
 WORKDIR /src
 COPY . .
+COPY --from=console /assets gateway/mini_infer_gateway/console/assets
 RUN pip install --quiet --no-deps --compile --prefix /code . \
     && cp -a /code /control-plane \
     && rm -r /control-plane/lib/python3.11/site-packages/mini_infer_engine /control-plane/bin/mini-infer-serve

@@ -25,8 +25,8 @@ function sourcesHash() {
 
 const recordSources = {
   name: "record-sources",
-  closeBundle() {
-    writeFileSync(join(OUT, "build.json"), `${JSON.stringify({ sources: sourcesHash() })}\n`);
+  writeBundle({ dir }) {
+    writeFileSync(join(dir, "build.json"), `${JSON.stringify({ sources: sourcesHash() })}\n`);
   },
 };
 

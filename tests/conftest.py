@@ -20,8 +20,8 @@ CONTROL_PLANES = (
      "metrics_asked_for", "chart_on_api_server", "backend_conformance"),
 )  # fmt: skip
 """Of tests/operator: each group has a control plane of its own; both take about as long."""
-CONSOLE = ("tests/console/test_browser.py", "tests/console/test_hostile.py")
-"""These share one browser."""
+CONSOLE = ("tests/console/test_browser.py", "tests/console/test_hostile.py", "tests/gateway/console/test_build.py")
+"""These share one browser, and the packages that npm installs."""
 SLOW = (
     "benchmarks/test_smoke.py",
     "console/test_browser.py",

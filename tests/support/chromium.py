@@ -16,12 +16,17 @@ INSTALL_LIMIT_S = 180
 
 
 def require_chromium() -> None:
-    """Skips a test where there is no browser, no Node, or where npm cannot install the console's packages."""
+    """Skips a test where there is no browser, or where `require_npm` does."""
     if BROWSER is None:
         pytest.skip("there is no browser: apt-get install chromium")
+    require_npm()
+
+
+def require_npm() -> None:
+    """Skips a test where there is no Node, or where npm cannot install the console's packages."""
     if NODE is None or NPM is None:
         pytest.skip("there is no Node with npm: apt-get install nodejs npm")
-    if (CONSOLE / "node_modules" / "playwright-core").exists() and (CONSOLE / "node_modules" / "axe-core").exists():
+    if all((CONSOLE / "node_modules" / name).exists() for name in ("playwright-core", "axe-core", "vite")):
         return
     command = [NPM, "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
     done = subprocess.run(command, cwd=CONSOLE, capture_output=True, text=True, timeout=INSTALL_LIMIT_S, check=False)

@@ -1,15 +1,17 @@
 """The built page is that of its sources, and all of it is in the package."""
 
+import filecmp
 import hashlib
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from mini_infer_gateway.console.files import ASSETS, FILES
+from tests.support.chromium import CONSOLE, NPM, require_npm
 
-CONSOLE = Path(__file__).parents[3] / "console"
 SOURCES = ("index.html", "package-lock.json", "package.json", "public", "src", "tsconfig.json", "vite.config.mjs")
 
 
@@ -45,3 +47,20 @@ def test_the_page_has_no_script_and_no_style_in_it_when_the_policy_allows_files_
     for name in ("console.js", "console.css", "index.html"):
         text = (ASSETS / name).read_text()
         assert not re.search(r"(?:src|href|url\()[=(\"' ]*https?://", text), f"{name} loads something from elsewhere"
+
+
+def test_the_committed_build_is_what_npm_makes_when_the_page_is_built_again(tmp_path: Path) -> None:
+    require_npm()
+    built = subprocess.run(
+        [str(NPM), "run", "build", "--", "--outDir", str(tmp_path), "--logLevel", "error"],
+        cwd=CONSOLE,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    files = sorted(file.name for file in ASSETS.iterdir())
+    assert sorted(file.name for file in tmp_path.iterdir()) == files
+    _, differing, missing = filecmp.cmpfiles(ASSETS, tmp_path, files, shallow=False)
+    assert not differing + missing, "make console builds the page again: commit what it writes"
