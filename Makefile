@@ -7,11 +7,12 @@ CR ?= examples/demo.yaml
 PYTEST_ARGS ?=
 MINUTES ?= 15
 FUZZ_ARGS ?=
+COSTS := $(CURDIR)/.pytest_cache/costs
 # Whoever has it set would wait for each process to compile what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-to-run up test test-benchmarks test-schemas test-features test-models check format e2e e2e-gpu test-gpu test-gpu2 test-real conformance fuzz crds dashboards console lock clean
+.PHONY: help install install-to-run up test test-benchmarks test-costs test-schemas test-features test-models check format e2e e2e-gpu test-gpu test-gpu2 test-real conformance fuzz crds dashboards console lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -30,7 +31,12 @@ test: install ## everything that needs no GPU; skipped tests print the reason; w
 	@OMP_NUM_THREADS=1 scripts/pytest_again.sh $(BIN)/python -n 4 --dist loadfile -m 'not gpu and not gpu2 and not e2e and not schemas and not features and not models and not real' $(PYTEST_ARGS)
 
 test-benchmarks: install ## every benchmark once, tiny, on a CPU; make test has these too
-	@OMP_NUM_THREADS=1 AGAIN_CACHE=.pytest_cache/benchmarks scripts/pytest_again.sh $(BIN)/python -n 2 tests/benchmarks/test_smoke.py
+	@OMP_NUM_THREADS=1 AGAIN_CACHE=.pytest_cache/benchmarks scripts/pytest_again.sh $(BIN)/python -n 2 tests/benchmarks/test_smoke.py $(PYTEST_ARGS)
+
+test-costs: install ## what each test costs a processor, written to tests/costs.txt, by which .ci/run takes turns
+	@rm -f $(COSTS)
+	@$(MAKE) --no-print-directory test PYTEST_ARGS=--record-costs=$(COSTS)
+	@$(BIN)/python -m tests.support.turns $(COSTS) >tests/costs.txt
 
 test-schemas: install ## structured output of 300 JSON schemas, four outputs each; make test has 30
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m schemas tests/engine/structured $(PYTEST_ARGS)

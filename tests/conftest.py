@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.turns import COSTS, cpu_seconds, left_out, read_costs
+
 ROOT = Path(__file__).parents[1]
 CONTROL_PLANES = (
     ("cluster", "scale", "rollouts", "failures", "roles", "pod_security_on_api_server"),
@@ -92,8 +94,29 @@ def begun_elsewhere(files: list[str], worker: int, workers: int) -> list[str]:
     return files[first:] + files[:first]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long first; in each worker the same order."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--turn", type=int, metavar="N", help="of the costliest tests, run the third whose turn is N")
+    parser.addoption("--record-costs", metavar="FILE", help="append each test's CPU seconds, of all processes it reaps")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Records what a test costs, where that is asked for."""
+    before = cpu_seconds()
+    try:
+        return (yield)
+    finally:
+        if (record := item.config.getoption("--record-costs")) is not None:
+            with Path(record).open("a") as file:
+                file.write(f"{cpu_seconds() - before:.2f} {item.nodeid}\n")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What takes long first; in each worker the same order. With --turn, costly tests of other turns are left out."""
+    if (turn := config.getoption("--turn")) is not None:
+        out = left_out([item.nodeid for item in items], read_costs(COSTS.read_text()), turn)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in out])
+        items[:] = [item for item in items if item.nodeid not in out]
 
     def place(item: pytest.Item) -> tuple[int, str]:
         path = item.nodeid.split("::", 1)[0]
