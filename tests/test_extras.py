@@ -19,6 +19,9 @@ MODULES = {
 INDIRECT = {
     "fastapi_offline": "the files of Swagger UI, found by name in web/api_docs.py",
     "httptools": "uvicorn parses HTTP with it",
+    "protobuf": "transformers reads tokenizer.model with it",
+    "sentencepiece": "transformers reads tokenizer.model with it",
+    "tiktoken": "transformers reads files of tiktoken's form with it",
     "uvloop": "uvicorn's event loop, by name",
     "websockets": "uvicorn's WebSockets, by name",
 }

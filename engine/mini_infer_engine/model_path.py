@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.gguf.folder import gguf_files, is_gguf, model_folder
-from mini_infer_engine.gguf.sentencepiece import with_tokenizer_json
+from mini_infer_engine.tokenizer_conversion import with_tokenizer_json
 
 DEMO_MODEL = "demo"
 DEMO_DIRECTORY = Path(__file__).parent / "assets" / "demo"

@@ -1,63 +1,34 @@
-"""Adds a `tokenizer.json` to a model folder that has only `tokenizer.model` (SentencePiece), in a cached copy.
+"""Makes `tokenizer.json` of a `tokenizer.model` (SentencePiece) of the kind that Llama's and Mistral's models have.
 
 `tokenizer.model` is a protobuf message (sentencepiece_model.proto), of which this module parses a few fields itself.
 GGUF files have the same vocabulary, pieces with scores and types, so that both become a tokenizer in the same way. No
-torch.
+torch, and no transformers: without a tokenizer's class its AutoTokenizer reads such a file without BOS and dummy space.
 """
 
-import hashlib
-import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.gguf.folder import cache_roots, write_folder
 from mini_infer_engine.gguf.header import GgufHeader
 from mini_infer_engine.gguf.tokenizer import tokenizer_files
 
-MODEL_FILE = "tokenizer.model"
-_FORM = 1
-"""The version of the folder's content; a new number makes new folders."""
 _BPE = 2
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _MODEL_TYPE, _UNKNOWN, _BOS, _EOS = 3, 40, 41, 42
 _CHARACTER_MAP, _DUMMY_PREFIX, _REMOVES_SPACES = 2, 3, 4
-_REMEDY = "make a tokenizer.json with transformers: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
 
 
-def with_tokenizer_json(directory: Path) -> Path:
-    """Returns a folder with the same files and a tokenizer.json, or the same folder if it needs none.
-
-    Raises ModelError if `tokenizer.model` cannot be read, or is not of the kind that Llama's and Mistral's first models
-    have.
+def llama_tokenizer_files(path: Path) -> dict[str, Any] | None:
+    """Returns the files of a tokenizer by name; None if `path` is of another kind than Llama's (BPE that leaves
+    characters and spaces as they are), or no SentencePiece model.
     """
-    source = directory / MODEL_FILE
-    if (directory / "tokenizer.json").exists() or not source.is_file():
-        return directory
-    status = source.stat()
-    identity = repr(
-        (_FORM, str(directory.resolve()), status.st_size, status.st_mtime_ns, sorted(os.listdir(directory)))
-    )
-    name = f"{directory.resolve().name}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
-    for root in cache_roots("tokenizers"):
-        if (root / name / "tokenizer.json").is_file():
-            return root / name
-    files = tokenizer_files(_header(source))
-    if (directory / "tokenizer_config.json").exists():
-        del files["tokenizer_config.json"]
-    links = {file.name: file.resolve() for file in directory.iterdir()}
-    for root in cache_roots("tokenizers"):
-        try:
-            return write_folder(root, name, files, links, "tokenizer.json")
-        except OSError:
-            continue  # a read-only home: the next root
-    raise ModelError(f"{directory}: there is no folder to write a tokenizer.json to: set XDG_CACHE_HOME to one.")
+    header = _header(path)
+    return None if header is None else tokenizer_files(header)
 
 
-def _header(path: Path) -> GgufHeader:
-    """Returns the vocabulary in the form of a GGUF file's header."""
+def _header(path: Path) -> GgufHeader | None:
+    """Returns the vocabulary in the form of a GGUF file's header; None if it is of another kind."""
     content = path.read_bytes()
     try:
         message = _Message(content)
@@ -74,13 +45,10 @@ def _header(path: Path) -> GgufHeader:
         }
         kind, rewrites = trainer.last(_MODEL_TYPE, 1), normalizer.last(_CHARACTER_MAP, b"")
         removes = normalizer.last(_REMOVES_SPACES, 1)
-    except (ValueError, IndexError, struct.error, AttributeError, TypeError) as error:
-        raise ModelError(f"{path} is no SentencePiece model ({error}): {_REMEDY}.") from None
+    except (ValueError, IndexError, struct.error, AttributeError, TypeError):
+        return None
     if not pieces or kind != _BPE or rewrites or removes:
-        raise ModelError(
-            f"{path} is of another kind than Llama's SentencePiece (BPE that leaves characters and spaces as they "
-            f"are): {_REMEDY}."
-        )
+        return None
     return GgufHeader(
         path, {f"tokenizer.ggml.{key}": value for key, value in {"model": "llama", **metadata}.items()}, {}
     )
