@@ -12,20 +12,16 @@ ARG CUDA_BASE=nvidia/cuda:13.0.2-base-ubuntu24.04
 #   --build-arg PYTHON_BASE=python:3.11-slim-bookworm@sha256:... --build-arg CUDA_BASE=...@sha256:...
 ARG PYTHON_BASE=python:3.11-slim-bookworm
 
-# The console's page is built by npm with --build-arg CONSOLE=npm; without it the build that is committed goes in.
-ARG CONSOLE=committed
-ARG NODE_BASE=node:22-bookworm-slim
+# The console's page is the build that is committed. From a base that has npm it is built anew:
+#   --build-arg CONSOLE_BASE=node:22-bookworm-slim
+ARG CONSOLE_BASE=${PYTHON_BASE}
 
-FROM ${NODE_BASE} AS console-npm
+FROM ${CONSOLE_BASE} AS console
 WORKDIR /src/console
 COPY console .
-RUN npm ci --no-audit --no-fund --ignore-scripts && npm run build \
+COPY gateway/mini_infer_gateway/console/assets /src/gateway/mini_infer_gateway/console/assets
+RUN if command -v npm; then npm ci --no-audit --no-fund --ignore-scripts && npm run build; fi \
     && mv /src/gateway/mini_infer_gateway/console/assets /assets
-
-FROM scratch AS console-committed
-COPY gateway/mini_infer_gateway/console/assets /assets
-
-FROM console-${CONSOLE} AS console
 
 FROM ${PYTHON_BASE} AS base
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp PATH=/opt/mini-infer/bin:$PATH
