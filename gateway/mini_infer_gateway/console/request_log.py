@@ -1,17 +1,16 @@
 """Records the latest requests with the times of their steps, at the least cost to each; `request_view` formats them.
 
-A request in flight is a `Trace`. When it ends, a plain tuple of numbers and strings is left of it, which the garbage
-collector need not scan and which keeps nothing of the request alive.
+A request in flight is a `Trace`. When it ends, a row in a `RecordRing` is left of it.
 """
 
 import re
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import count
-from typing import Any, Final, NamedTuple
+from math import isnan, nan
+from typing import Any, Final
 
+from mini_infer_gateway.console.record_ring import Attempt, Record, RecordRing, Rest, known
 from mini_infer_gateway.console.viewer import Viewer
 from mini_infer_gateway.pipeline.observer import StreamProgress
 from mini_infer_gateway.routing.base import Decision
@@ -30,87 +29,57 @@ _USAGE_NAMES: Final = (b'"completion_tokens":', b'"output_tokens":')
 _NUMBER: Final = re.compile(rb" ?(\d{1,15})(?!\d)")
 
 
-class Attempt(NamedTuple):
-    """One attempt at an endpoint. A record has plain tuples of these fields, since those are quicker to make."""
-
-    sent_s: float
-    waited_s: float
-    """Seconds in the queue before it."""
-    first_byte_s: float | None
-    failed_s: float | None
-    """The time at which it failed; None if it did not."""
-    failure: str
-    engine: str
-    hit_tokens: int
-    reason: str
-    index_kind: str
-    prefill: str
-    prefill_reason: str
-    fetch: str
-
-
-class Record(NamedTuple):
-    """A finished request. The log has plain tuples of these fields: the collector never scans those again."""
-
-    serial: int
-    request_id: str
-    path: str
-    arrived_s: float
-    tokenized_s: float | None
-    """The time at which it was read and tokenised; None if it was refused before."""
-    ended_s: float
-    model: str
-    key: str
-    status: int
-    outcome: str
-    error: str
-    prompt_tokens: int
-    completion_tokens: int | None
-    """Number of output tokens; None if the gateway does not know it."""
-    text: str
-    attempts: tuple[tuple[Any, ...], ...]
-    """Fields of each `Attempt`."""
-
-
 class Trace:
-    """A request in flight: a `RequestTrace`. Class attributes are the values of steps that have not come."""
+    """A request in flight: a `RequestTrace`."""
 
-    tokenized_s: float | None = None
-    prompt_tokens = 0
-    decision: Decision | None = None
-    """The endpoints of the latest attempt."""
-    progress: StreamProgress | None = None
-    """The stream's progress, if the answer is one that reports it."""
-    sent_s: float | None = None
-    """The time at which the present attempt was sent; None if there is none."""
-    waited_s = 0.0
-    first_byte_s: float | None = None
-    failures: tuple[tuple[Any, ...], ...] = ()
-    """Fields of each `Attempt` that has failed."""
-    completion_tokens: int | None = None
-    """Number of output tokens, as the answer's usage reports it."""
-    counted = 0
-    """Number of output tokens that the history has counted already."""
-    text = ""
+    __slots__ = (
+        "_arrived_s",
+        "_failures",
+        "_first_byte_s",
+        "_log",
+        "_scope",
+        "_sent_s",
+        "_text",
+        "_tokenized_s",
+        "_waited_s",
+        "completion_tokens",
+        "counted",
+        "decision",
+        "progress",
+        "prompt_tokens",
+    )
 
     def __init__(self, log: "RequestLog", scope: Scope, now_s: float) -> None:
         self._log = log
         self._scope = scope
         self._arrived_s = now_s
+        self._tokenized_s = self._sent_s = self._first_byte_s = nan
+        self._waited_s = 0.0
+        self._failures: tuple[Attempt, ...] = ()
+        self._text = ""
+        self.prompt_tokens = 0
+        self.decision: Decision | None = None
+        """The endpoints of the latest attempt."""
+        self.progress: StreamProgress | None = None
+        """The stream's progress, if the answer is one that reports it."""
+        self.completion_tokens = -1
+        """Number of output tokens, as the answer's usage reports it; -1 until it does."""
+        self.counted = 0
+        """Number of output tokens that the history has counted already."""
 
     def tokenized(self, fields: Mapping[str, Any], prompt_tokens: int, now_s: float) -> None:
         """Records that the request is read."""
-        self.prompt_tokens, self.tokenized_s = prompt_tokens, now_s
+        self.prompt_tokens, self._tokenized_s = prompt_tokens, now_s
         if self._log.keeps_texts:
-            self.text = text_of(fields)
+            self._text = text_of(fields)
 
     def sent(self, decision: Decision, waited_s: float, now_s: float) -> None:
         """Records an attempt."""
-        self.decision, self.waited_s, self.sent_s = decision, waited_s, now_s
+        self.decision, self._waited_s, self._sent_s = decision, waited_s, now_s
 
     def answered(self, now_s: float) -> None:
         """Records the first byte of the answer to the latest attempt."""
-        self.first_byte_s = now_s
+        self._first_byte_s = now_s
 
     def streams(self, progress: StreamProgress) -> None:
         """Keeps the progress of a stream."""
@@ -122,57 +91,63 @@ class Trace:
 
     def failed(self, reason: str, now_s: float) -> None:
         """Records that the latest attempt failed."""
-        if self.decision and self.sent_s is not None and len(self.failures) < MAX_FAILED_ATTEMPTS:
-            self.failures += (self._attempt(self.decision, now_s, reason),)
-        self.sent_s = self.first_byte_s = None
+        decision, sent_s = self.decision, self._sent_s
+        if decision and not isnan(sent_s) and len(self._failures) < MAX_FAILED_ATTEMPTS:
+            times = sent_s, self._waited_s, known(self._first_byte_s), now_s
+            self._failures += (_failed_attempt(decision, *times, reason),)
+        self._sent_s = self._first_byte_s = nan
 
     def ended(self, facts: Mapping[str, Any], now_s: float) -> None:
         """Records the end of the request."""
-        get, scope, log, attempts = facts.get, self._scope, self._log, self.failures
+        get, scope, log, decision = facts.get, self._scope, self._log, self.decision
         if self.progress:
             self.completion_tokens = self.progress.tokens
-        if decision := self.decision:
-            log.count(self, decision)
-            if self.sent_s is not None:
-                attempts += (self._attempt(decision, None, ""),)
         log.in_flight.discard(self)
+        engine = reason = index_kind = prefill_name = prefill_reason = fetch_name = ""
+        hit_tokens, rest = 0, None
+        if decision:
+            log.count(self, decision)
+            engine, hit_tokens, reason = decision.decode.name, decision.hit_tokens, decision.reason
+            index_kind, prefill, prefill_reason = decision.index, decision.prefill, decision.prefill_reason
+            prefill_name = prefill.name if prefill else ""
+            fetch_name = decision.fetch.name if decision.fetch else ""
+        path, model, key, outcome = scope["path"], get("model", ""), get("key", ""), get("outcome", "")
+        if (error := get("error", "")) or self._text or self._failures:
+            rest = Rest(error[:MAX_ERROR_CHARACTERS], self._text, self._failures)
         log.finished.append(
-            (
-                next(log.serials),
-                scope["request_id"],
-                scope["path"],
-                self._arrived_s,
-                self.tokenized_s,
-                now_s,
-                get("model", ""),
-                get("key", ""),
-                get("status", 0),
-                get("outcome", ""),
-                get("error", "")[:MAX_ERROR_CHARACTERS],
-                self.prompt_tokens,
-                self.completion_tokens,
-                self.text,
-                attempts,
-            )
+            scope["request_id"],
+            (path, model, key, outcome, engine, reason, index_kind, prefill_name, prefill_reason, fetch_name),
+            self._arrived_s,
+            self._tokenized_s,
+            now_s,
+            self._sent_s,
+            self._waited_s,
+            self._first_byte_s,
+            get("status", 0),
+            self.prompt_tokens,
+            self.completion_tokens,
+            hit_tokens,
+            rest,
         )
 
-    def _attempt(self, decision: Decision, failed_s: float | None, failure: str) -> tuple[Any, ...]:
-        """Returns the fields of the present attempt as an `Attempt`."""
-        prefill, fetch = decision.prefill, decision.fetch
-        return (
-            self.sent_s,
-            self.waited_s,
-            self.first_byte_s,
-            failed_s,
-            failure,
-            decision.decode.name,
-            decision.hit_tokens,
-            decision.reason,
-            decision.index,
-            prefill.name if prefill else "",
-            decision.prefill_reason,
-            fetch.name if fetch else "",
-        )
+
+def _failed_attempt(
+    decision: Decision, sent_s: float, waited_s: float, first_byte_s: float | None, failed_s: float, failure: str
+) -> Attempt:
+    return Attempt(
+        sent_s=sent_s,
+        waited_s=waited_s,
+        first_byte_s=first_byte_s,
+        failed_s=failed_s,
+        failure=failure,
+        engine=decision.decode.name,
+        hit_tokens=decision.hit_tokens,
+        reason=decision.reason,
+        index_kind=decision.index,
+        prefill=decision.prefill.name if decision.prefill else "",
+        prefill_reason=decision.prefill_reason,
+        fetch=decision.fetch.name if decision.fetch else "",
+    )
 
 
 @dataclass(slots=True)
@@ -191,12 +166,9 @@ class RequestLog:
     def __init__(self, *, keeps_texts: bool = False) -> None:
         self.keeps_texts = keeps_texts
         self.in_flight: set[Trace] = set()
-        self.serials = count(1)
-        """Serial numbers of requests in the order of their ends."""
         self.clock_offset_s = time.time() - time.monotonic()
         """Seconds from the gateway's clock to that of the epoch."""
-        self.finished: deque[tuple[Any, ...]] = deque(maxlen=MAX_REQUESTS)
-        """Fields of each `Record`, oldest first."""
+        self.finished = RecordRing(MAX_REQUESTS)
         self._counts: dict[str, EngineCounts] = {}
 
     def begin(self, scope: Scope, now_s: float) -> Trace:
@@ -214,7 +186,7 @@ class RequestLog:
         counts.requests += 1
         counts.prompt_tokens += trace.prompt_tokens
         counts.hit_tokens += decision.hit_tokens
-        if tokens:
+        if tokens > 0:
             counts.completion_tokens += tokens - trace.counted
 
     def take_counts(self) -> dict[str, EngineCounts]:
@@ -230,25 +202,24 @@ class RequestLog:
     @property
     def latest(self) -> int:
         """The serial number of the request that ended last; 0 if none has."""
-        return Record._make(self.finished[-1]).serial if self.finished else 0
+        return self.finished.latest
 
     def records(self, viewer: Viewer, after: int = 0) -> Iterator[Record]:
         """Yields the requests that the viewer may see, with serials above `after`, newest first."""
-        for fields in reversed(self.finished):
-            record = Record._make(fields)
+        for record in self.finished.newest_first():
             if record.serial <= after:
                 return
             if viewer.everything or viewer.owns(record.key):
                 yield record
 
 
-def completion_tokens_of(body: bytes) -> int | None:
-    """Returns the number of output tokens in the usage at the end of a whole answer; None if there is none."""
+def completion_tokens_of(body: bytes) -> int:
+    """Returns the number of output tokens in the usage at the end of a whole answer; -1 if there is none."""
     for name in _USAGE_NAMES:
         at = body.rfind(name, -USAGE_BYTES)
         if at >= 0 and (found := _NUMBER.match(body, at + len(name))):
             return int(found[1])
-    return None
+    return -1
 
 
 def text_of(fields: Mapping[str, Any]) -> str:

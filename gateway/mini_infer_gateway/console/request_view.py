@@ -1,9 +1,9 @@
 """Formats recorded requests for the console: rows of the list, and the timeline of one. Pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mini_infer_gateway.console.request_log import Attempt, Record
+from mini_infer_gateway.console.record_ring import Attempt, Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class RequestDetail:
 
 def request_row(record: Record, clock_offset_s: float, *, everything: bool) -> RequestRow:
     """Returns a finished request as a row of the list. `everything` is False for viewers who may not see engines."""
-    attempts = attempts_of(record)
+    attempts = record.attempts
     last = attempts[-1] if attempts else None
     first_byte_s = next((one.first_byte_s for one in attempts if one.first_byte_s is not None), None)
     return RequestRow(
@@ -89,23 +89,18 @@ def request_detail(record: Record, clock_offset_s: float, *, everything: bool) -
             engine=step.engine if everything else "",
             detail=step.detail if everything or step.step == "ended" else "",
         )
-        for step in _steps(record, attempts_of(record))
+        for step in _steps(record)
     )
     row = request_row(record, clock_offset_s, everything=everything)
     return RequestDetail(request=row, timeline=list(steps), text=record.text)
 
 
-def attempts_of(record: Record) -> list[Attempt]:
-    """Returns the attempts of a request, oldest first."""
-    return [Attempt._make(fields) for fields in record.attempts]
-
-
-def _steps(record: Record, attempts: Iterable[Attempt]) -> Iterator[TimelineStep]:
+def _steps(record: Record) -> Iterator[TimelineStep]:
     """Yields the steps of a request on the gateway's clock."""
     yield TimelineStep(at_s=record.arrived_s, step="arrived")
     if record.tokenized_s is not None:
         yield TimelineStep(at_s=record.tokenized_s, step="tokenized")
-    for attempt in attempts:
+    for attempt in record.attempts:
         if attempt.waited_s:
             yield TimelineStep(at_s=attempt.sent_s - attempt.waited_s, step="queued")
         yield TimelineStep(at_s=attempt.sent_s, step="sent", engine=attempt.engine, detail=_why(attempt))

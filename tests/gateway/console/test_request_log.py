@@ -72,15 +72,31 @@ def test_memory_is_bounded_when_many_requests_with_many_attempts_end() -> None:
     assert not log.in_flight
 
 
-def test_the_collector_does_not_scan_a_request_when_it_has_ended() -> None:
+class WatchedScope(dict[str, Any]):
+    """A scope that can be referenced weakly."""
+
+
+def test_nothing_of_a_request_is_kept_alive_when_it_has_ended() -> None:
     log = RequestLog()
-    trace = weakref.ref(ask(log, key="a"))
-    for _ in range(3):
-        gc.collect()  # untracks a tuple when all that it has is untracked
-    assert trace() is None, "nothing of the request itself is kept"
-    (fields,) = log.finished
-    assert not gc.is_tracked(fields)
-    assert not any(gc.is_tracked(field) for field in fields)
+    trace = log.begin(WatchedScope(request_id="one", path="/v1/completions"), 0.0)
+    scope = weakref.ref(trace._scope)
+    trace.ended({"outcome": "ok"}, 1.0)
+    assert ids(log) == ["one"]
+    assert scope() is not None
+    del trace
+    assert scope() is None
+
+
+def test_names_that_requests_share_are_kept_once_and_forgotten_when_clients_invent_them() -> None:
+    log = RequestLog()
+    for number in range(3):
+        ask(log, f"r{number}", key="a")
+    first, second, third = log.records(EVERYTHING)
+    assert first.key is second.key is third.key
+    for number in range(2 * MAX_REQUESTS + 5):
+        ask(log, f"r{number}", key=f"key {number}")
+    assert len(log.finished._known) <= MAX_REQUESTS
+    assert [record.key for record in log.records(EVERYTHING)][:2] == [f"key {number}" for number in (2004, 2003)]
 
 
 def test_a_forgotten_request_needs_no_garbage_collector_when_it_leaves_the_list() -> None:
@@ -103,14 +119,14 @@ def test_a_forgotten_request_needs_no_garbage_collector_when_it_leaves_the_list(
         (b'{"usage": {"prompt_tokens": 3, "completion_tokens": 17}}', 17),
         (b'{"usage":{"input_tokens":3,"output_tokens":8}}', 8),
         (b'{"choices":[{"text":"\\"completion_tokens\\":5"}],"usage":{"completion_tokens":2}}', 2),
-        (b'{"usage":{"completion_tokens":2}}' + b" " * USAGE_BYTES, None),
-        (b'{"usage":{"completion_tokens":null}}', None),
-        (b'{"usage":{"completion_tokens":' + b"9" * 400 + b"}}", None),
-        (b"{}", None),
-        (b"", None),
+        (b'{"usage":{"completion_tokens":2}}' + b" " * USAGE_BYTES, -1),
+        (b'{"usage":{"completion_tokens":null}}', -1),
+        (b'{"usage":{"completion_tokens":' + b"9" * 400 + b"}}", -1),
+        (b"{}", -1),
+        (b"", -1),
     ],
 )
-def test_the_usage_of_a_whole_answer_is_found_when_it_stands_at_its_end(body: bytes, tokens: int | None) -> None:
+def test_the_usage_of_a_whole_answer_is_found_when_it_stands_at_its_end(body: bytes, tokens: int) -> None:
     assert completion_tokens_of(body) == tokens
 
 

@@ -4,7 +4,8 @@ from dataclasses import asdict
 
 import pytest
 
-from mini_infer_gateway.console.request_log import Record, RequestLog
+from mini_infer_gateway.console.record_ring import Record
+from mini_infer_gateway.console.request_log import RequestLog
 from mini_infer_gateway.console.request_view import request_detail, request_row
 from mini_infer_gateway.console.viewer import Viewer
 from tests.gateway.console.traces import ask, decision
