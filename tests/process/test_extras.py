@@ -76,7 +76,7 @@ def test_the_extra_is_named_when_its_packages_are_missing(
 DEMO = str(ROOT / "examples" / "demo.yaml")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["plan", "-f", DEMO], ["chat", "-h"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "-f", DEMO], ["chat", "-h"], ["models", "--json"]])
 def test_commands_that_need_no_extra_work_when_there_is_none(tmp_path: Path, arguments: list[str]) -> None:
     done = run(tmp_path, "mini-infer", *arguments)
     assert done.returncode == 0, done.stderr

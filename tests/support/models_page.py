@@ -1,55 +1,89 @@
 """docs/models.md out of the architectures that are tested: `python -m tests.support.models_page > docs/models.md`."""
 
-from mini_infer_engine.config.model.architectures import MODELS as NATIVE
-from tests.support.transformers_models import MODELS, REFUSED
+from mini_infer_engine.config.model.transformers_architectures import REFUSED
+from mini_infer_engine.models.support import ModelSupport, supported_models
 
 _HEAD = """\
 # Which models run, and from which code
 
 Written by `python -m tests.support.models_page`; a test compares it with what is tested. `--model-impl auto` takes a
 file of ours where there is one, and transformers' own code otherwise. `/v1/models` names the code that runs
-(`model_impl`), and so does the log.
-
+(`model_impl`), and so do the log and the status of an InferenceService (`modelImpl`). `mini-infer models` prints the
+same list, with `--json` for programs.
+"""
+_COLUMNS = {
+    "CPU": "{models}: logits equal those of transformers; {backend}: greedy text equals that of `generate`",
+    "GPU": "{gpu}; models through transformers that were compared on an H200: `eager` with `--enforce-eager` alone",
+    "TP": "{sharded}, {sharding}: several ranks compute what one process does",
+    "quantised": "{quantised}, and tests of checkpoints beside it ([quantization.md](quantization.md))",
+    "GGUF": "{gguf}",
+    "speculation": "{features}, {backend}",
+}
+"""What shows each column, by the tests of `_TESTS`."""
+_TESTS = {
+    "models": "engine/models/test_models.py",
+    "backend": "engine/models/test_transformers_backend.py",
+    "gpu": "gpu",
+    "sharded": "engine/distributed/test_sharded_models.py",
+    "sharding": "engine/models/test_transformers_sharding.py",
+    "quantised": "engine/models/test_quantization_on_load.py",
+    "gguf": "engine/gguf",
+    "features": "engine/test_features.py",
+}
+_NATIVE = """\
 ## By files of ours
-On a CPU and on NVIDIA GPUs, on several devices, with quantised weights, KV transfer and speculation
-([what can be combined](features.md)). Logits equal those of transformers
-([test_models.py](../tests/engine/models/test_models.py)).
+With pipelines, KV transfer and all else that [can be combined](features.md), too.
 """
 _THROUGH = """\
 ## Through transformers
 Its modules compute everything but attention, which reads our page pool: prefix cache, chunked prefill, KV groups of
-sliding windows, sampling, structured output, guesses by n-grams and the APIs are those of our own models
-([ADR 59](adr/0059-any-decoder-through-transformers.md)). They run on one device, from unquantised safetensors. The
-greedy text of a random model of each equals that of `generate` over 64 tokens, whole, chunked, cached, batched and
-preempted, on a CPU ([test_transformers_backend.py](../tests/engine/models/test_transformers_backend.py),
-`make test-models`). On an H200 gpt2, cohere2, glm4 and starcoder2 make the same text, in CUDA graphs, and qwen2_moe
-with `--enforce-eager`.
+sliding windows, sampling, structured output and the APIs are those of our own models
+([ADR 59](adr/0059-any-decoder-through-transformers.md)). They run from unquantised safetensors. The greedy text of a
+random model of each equals that of `generate` over 64 tokens, whole, chunked, cached, batched and preempted, on a CPU,
+and on two and four ranks that of one process (`make test-models`). Ranks follow the model's own plan (`tp_plan`); where
+transformers has none, `--tensor-parallel-size` is refused.
 
 A decoder that is not listed runs if its attention asks for nothing that the kernels lack. That is found out at its
 start, before weights are read.
 """
 _REFUSED = """\
 ## Refused
-A start is refused with the reason, the nearest model with a file of ours, and the flag. Tested are:
+A start is refused with the reason, the nearest architecture that runs, and the flag. Tested are:
 """
+_HEADING = f"{' | '.join(_COLUMNS)} |"
+_RULE = "|---|---|---|---|---|---|---|---|"
+
+
+def _row(model: ModelSupport) -> str:
+    code = f"`{model.model_type}`"
+    if model.implementation == "native":
+        code = f"[{model.model_type}.py](../engine/mini_infer_engine/models/{model.model_type}.py)"
+    flags = ("yes" if flag else "" for flag in (model.tensor_parallel, model.quantised, model.gguf))
+    methods = ", ".join(f"`{method}`" for method in model.speculation)
+    cells = (f"`{model.architecture}`", code, "yes" if model.cpu else "", model.gpu, *flags, methods)
+    return f"| {' | '.join(cells)} |"
 
 
 def page() -> str:
     """The whole page."""
-    native = [
-        f"| `{name}` | [{module}.py](../engine/mini_infer_engine/models/{module}.py) |"
-        for name, module in NATIVE.items()
-    ]
-    through = [f"| `{served.architecture}` | `{model_type}` |" for model_type, served in sorted(MODELS.items())]
-    refused = [f"| `{each.architecture}` | {each.reason} |" for each in REFUSED.values()]
+    models = supported_models()
+    native = [_row(model) for model in models if model.implementation == "native"]
+    through = [_row(model) for model in models if model.implementation == "transformers"]
+    refused = [f"| `{architecture}` | {reason} |" for architecture, reason in REFUSED.items()]
+    links = {key: f"[{path.rpartition('/')[2]}](../tests/{path})" for key, path in _TESTS.items()}
+    tests = [f"| {column} | {shown.format(**links)} |" for column, shown in _COLUMNS.items()]
     return "\n".join(
         [
             _HEAD,
-            "| architecture | file |\n|---|---|",
+            "| column | its tests |\n|---|---|",
+            *tests,
+            "",
+            _NATIVE,
+            f"| architecture | file | {_HEADING}\n{_RULE}",
             *native,
             "",
             _THROUGH,
-            "| architecture | `model_type` |\n|---|---|",
+            f"| architecture | `model_type` | {_HEADING}\n{_RULE}",
             *through,
             "",
             _REFUSED,

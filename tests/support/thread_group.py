@@ -184,7 +184,7 @@ class ThreadGroup:
         defaults = {"device": "cpu", "kv_cache_memory": 16_000_000, "max_num_seqs": 16}
         defaults |= {"disable_hybrid_kv_cache_manager": True}  # rows that tests write have one page table
         engine_settings = EngineSettings(model=str(directory), **(defaults | settings))
-        config = read_config(directory)
+        config = read_config(directory, engine_settings.model_impl)
 
         def make(rank: int) -> ModelRunner:
             stage, place = divmod(rank, size)
@@ -212,3 +212,29 @@ class ThreadGroup:
         for error in sorted(errors, key=lambda error: isinstance(error, BrokenBarrierError)):
             raise error
         return [future.result() for future in futures]
+
+
+class RanksTogether:
+    """A `batch.Runner` whose passes all ranks of a group compute at once; the first rank's results are its own."""
+
+    def __init__(self, group: ThreadGroup) -> None:
+        self._group, first = group, group.runners[0]
+        self.page_size, self.num_pages, self.kv_cache = first.page_size, first.num_pages, first.kv_cache
+        self.swap_space, self.max_speculative_rows = first.swap_space, 0
+        self.max_model_len = first.max_model_len
+
+    def refuses(self, request: Request) -> str | None:
+        """Returns the first rank's reason."""
+        return self._group.runners[0].refuses(request)
+
+    def launch(self, batch: Batch) -> dict[ModelRunner, PassHandle]:
+        """Launches the pass on all ranks."""
+        return dict(self._group.run(lambda rank: (rank, rank.launch(batch))))
+
+    def sample(self, handle: dict[ModelRunner, PassHandle], masks: TokenMasks) -> None:
+        """Samples on all ranks."""
+        self._group.run(lambda rank: rank.sample(handle[rank], masks))
+
+    def collect(self, handle: dict[ModelRunner, PassHandle]) -> PassResult:
+        """Returns the first rank's result."""
+        return self._group.run(lambda rank: rank.collect(handle[rank]))[0]

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import transformers
 
+from mini_infer_engine.config.model.transformers_architectures import THROUGH_TRANSFORMERS
+
 _SHAPE: dict[str, Any] = {
     "vocab_size": 199,
     "hidden_size": 64,
@@ -21,8 +23,8 @@ _SHAPE: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-_EXPERTS = {"num_experts": 6, "num_local_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
-_ROUTED = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "first_k_dense_replace": 1}
+_EXPERTS = {"num_experts": 6, "num_local_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+_ROUTED = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "first_k_dense_replace": 1}
 _WINDOWS = {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]}
 _ALL_WINDOWS = {"sliding_window": 24}
 _HEAD = {"head_dim": 16}
@@ -32,71 +34,76 @@ _HEAD = {"head_dim": 16}
 class Served:
     """An architecture that runs through transformers, as a tiny config."""
 
-    architecture: str
-    """The class in `architectures` of config.json."""
     changes: dict[str, Any] = field(default_factory=dict)
     """Fields that differ from the common shape."""
     std: float = 0.2
     """Standard deviation of the weights: at transformers' 0.02 models of this size repeat one token."""
+    ranks: tuple[int, ...] = (2, 4)
+    """The sizes of tensor-parallel groups that can divide this shape."""
 
 
 MODELS: dict[str, Served] = {
-    "apertus": Served("ApertusForCausalLM", std=0.1),
-    "arcee": Served("ArceeForCausalLM"),
-    "afmoe": Served("AfmoeForCausalLM", {**_EXPERTS, **_HEAD, **_WINDOWS}),
-    "biogpt": Served("BioGptForCausalLM", {"tie_word_embeddings": False}),
-    "bitnet": Served("BitNetForCausalLM"),
-    "cohere": Served("CohereForCausalLM"),
-    "cohere2": Served("Cohere2ForCausalLM", _WINDOWS),
-    "ctrl": Served("CTRLLMHeadModel", {"tie_word_embeddings": False}),
-    "cwm": Served("CwmForCausalLM", {**_HEAD, **_WINDOWS}),
-    "diffllama": Served("DiffLlamaForCausalLM"),
-    "dots1": Served("Dots1ForCausalLM", {**_ROUTED, **_HEAD, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}),
-    "ernie4_5": Served("Ernie4_5ForCausalLM", _HEAD),
-    "ernie4_5_moe": Served("Ernie4_5_MoeForCausalLM", {**_EXPERTS, "moe_num_experts": 6, "moe_k": 2}),
-    "exaone4": Served("Exaone4ForCausalLM", _WINDOWS),
-    "flex_olmo": Served("FlexOlmoForCausalLM", _EXPERTS),
-    "gemma": Served("GemmaForCausalLM", _HEAD),
-    "glm": Served("GlmForCausalLM", _HEAD),
-    "glm4": Served("Glm4ForCausalLM", _HEAD),
-    "glm4_moe": Served("Glm4MoeForCausalLM", {**_ROUTED, **_HEAD, "n_group": 1, "topk_group": 1}),
-    "gpt2": Served("GPT2LMHeadModel"),
-    "gpt_bigcode": Served("GPTBigCodeForCausalLM"),
-    "gpt_neox": Served("GPTNeoXForCausalLM"),
-    "granitemoe": Served("GraniteMoeForCausalLM", _EXPERTS),
-    "granitemoeshared": Served("GraniteMoeSharedForCausalLM", {**_EXPERTS, "shared_intermediate_size": 32}),
-    "helium": Served("HeliumForCausalLM", _HEAD),
-    "hunyuan_v1_dense": Served("HunYuanDenseV1ForCausalLM", _HEAD),
-    "hunyuan_v1_moe": Served("HunYuanMoEV1ForCausalLM", {**_HEAD, "num_experts": 4, "moe_topk": 2}),
-    "hyperclovax": Served("HyperCLOVAXForCausalLM"),
-    "jais2": Served("Jais2ForCausalLM"),
-    "minimax_m2": Served("MiniMaxM2ForCausalLM", {**_EXPERTS, **_HEAD, "rotary_dim": 8}),
-    "ministral": Served("MinistralForCausalLM", {**_HEAD, **_ALL_WINDOWS}),
-    "ministral3": Served("Ministral3ForCausalLM", _HEAD),
-    "modernbert-decoder": Served("ModernBertDecoderForCausalLM", {"local_attention": 24}),
-    "nanochat": Served("NanoChatForCausalLM"),
-    "nemotron": Served("NemotronForCausalLM"),
-    "olmo": Served("OlmoForCausalLM"),
-    "olmo3": Served("Olmo3ForCausalLM", _WINDOWS),
-    "olmoe": Served("OlmoeForCausalLM", _EXPERTS),
-    "opt": Served("OPTForCausalLM", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
-    "persimmon": Served("PersimmonForCausalLM", std=0.1),
-    "phi": Served("PhiForCausalLM"),
-    "phimoe": Served("PhimoeForCausalLM", _EXPERTS),
-    "qwen2_moe": Served("Qwen2MoeForCausalLM", {**_EXPERTS, "shared_expert_intermediate_size": 32}),
-    "seed_oss": Served("SeedOssForCausalLM", _HEAD),
-    "solar_open": Served("SolarOpenForCausalLM", {**_ROUTED, **_HEAD, "n_group": 1, "topk_group": 1}),
-    "stablelm": Served("StableLmForCausalLM"),
-    "starcoder2": Served("Starcoder2ForCausalLM", _ALL_WINDOWS),
-    "vaultgemma": Served("VaultGemmaForCausalLM", {**_HEAD, **_WINDOWS}),
-    "hrm_text": Served("HrmTextForCausalLM", _HEAD),
-    "laguna": Served("LagunaForCausalLM", {**_EXPERTS, **_HEAD}),
-    "mellum": Served("MellumForCausalLM", {**_EXPERTS, **_HEAD}),
-    "cohere2_moe": Served("Cohere2MoeForCausalLM", {**_EXPERTS, **_WINDOWS}),
-    "exaone_moe": Served("ExaoneMoeForCausalLM", {**_EXPERTS, **_WINDOWS}),
-    "hy_v3": Served("HYV3ForCausalLM", {**_EXPERTS, **_HEAD}),
+    "apertus": Served(std=0.1),
+    "arcee": Served(),
+    "afmoe": Served({**_EXPERTS, **_HEAD, **_WINDOWS}, ranks=(2,)),
+    "biogpt": Served({"tie_word_embeddings": False}),
+    "bitnet": Served(),
+    "cohere": Served(),
+    "cohere2": Served(_WINDOWS),
+    "ctrl": Served({"tie_word_embeddings": False}),
+    "cwm": Served({**_HEAD, **_WINDOWS}),
+    "diffllama": Served(),
+    "dots1": Served({**_ROUTED, **_HEAD, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}),
+    "ernie4_5": Served(_HEAD),
+    "ernie4_5_moe": Served({**_EXPERTS, "moe_num_experts": 6, "moe_k": 2}),
+    "exaone4": Served(_WINDOWS),
+    "flex_olmo": Served(_EXPERTS),
+    "gemma": Served(_HEAD),
+    "glm": Served(_HEAD),
+    "glm4": Served(_HEAD),
+    "glm4_moe": Served({**_ROUTED, **_HEAD, "n_group": 1, "topk_group": 1}),
+    "gpt2": Served(),
+    "gpt_bigcode": Served(),
+    "gpt_neox": Served(),
+    "granitemoe": Served(_EXPERTS),
+    "granitemoeshared": Served({**_EXPERTS, "shared_intermediate_size": 32}),
+    "helium": Served(_HEAD),
+    "hunyuan_v1_dense": Served(_HEAD),
+    "hunyuan_v1_moe": Served({**_HEAD, "num_experts": 4, "moe_topk": 2}),
+    "hyperclovax": Served(),
+    "jais2": Served(),
+    "minimax_m2": Served({**_EXPERTS, **_HEAD, "rotary_dim": 8}),
+    "ministral": Served({**_HEAD, **_ALL_WINDOWS}),
+    "ministral3": Served(_HEAD),
+    "modernbert-decoder": Served({"local_attention": 24}),
+    "nanochat": Served(),
+    "nemotron": Served(),
+    "olmo": Served(),
+    "olmo3": Served(_WINDOWS),
+    "olmoe": Served(_EXPERTS),
+    "opt": Served({"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "persimmon": Served(std=0.1),
+    "phi": Served(),
+    "phimoe": Served(_EXPERTS, ranks=(2,)),
+    "qwen2_moe": Served({**_EXPERTS, "shared_expert_intermediate_size": 32}, ranks=(2,)),
+    "seed_oss": Served(_HEAD),
+    "solar_open": Served({**_ROUTED, **_HEAD, "n_group": 1, "topk_group": 1}),
+    "stablelm": Served(),
+    "starcoder2": Served(_ALL_WINDOWS),
+    "vaultgemma": Served({**_HEAD, **_WINDOWS}),
+    "hrm_text": Served(_HEAD),
+    "laguna": Served({**_EXPERTS, **_HEAD}),
+    "mellum": Served({**_EXPERTS, **_HEAD}),
+    "cohere2_moe": Served({**_EXPERTS, **_WINDOWS}, ranks=(2,)),
+    "exaone_moe": Served({**_EXPERTS, **_WINDOWS}, ranks=(2,)),
+    "hy_v3": Served({**_EXPERTS, **_HEAD}),
 }
-"""By model_type."""
+"""By model_type: a shape for each of `THROUGH_TRANSFORMERS`."""
+ARCHITECTURES = {each.model_type: name for name, each in THROUGH_TRANSFORMERS.items()}
+"""The class in `architectures` of config.json by model_type."""
+SHARDED = sorted(each.model_type for each in THROUGH_TRANSFORMERS.values() if each.tensor_parallel)
+UNSHARDED = sorted(each.model_type for each in THROUGH_TRANSFORMERS.values() if not each.tensor_parallel)
+"""The models for which transformers has no plan of tensor parallelism."""
 
 
 @dataclass(frozen=True)
@@ -105,44 +112,36 @@ class Refused:
 
     model_type: str
     architecture: str
-    reason: str
-    """What docs/models.md says."""
     named: str
     """A part of the error."""
     changes: dict[str, Any] = field(default_factory=dict)
 
 
-_INTERFACE = ("its attention does not go through transformers' interface", "attention interface")
-_STATE = ("its layers keep a state that is no attention", "linear_attention")
+_INTERFACE, _STATE = "attention interface", "linear_attention"
 REFUSED: dict[str, Refused] = {
-    "alibi": Refused("bloom", "BloomForCausalLM", *_INTERFACE),
-    "alibi of MPT": Refused("mpt", "MptForCausalLM", *_INTERFACE),
-    "Falcon": Refused("falcon", "FalconForCausalLM", *_INTERFACE),
-    "GPT-J": Refused("gptj", "GPTJForCausalLM", *_INTERFACE),
+    "alibi": Refused("bloom", "BloomForCausalLM", _INTERFACE),
+    "alibi of MPT": Refused("mpt", "MptForCausalLM", _INTERFACE),
+    "Falcon": Refused("falcon", "FalconForCausalLM", _INTERFACE),
+    "GPT-J": Refused("gptj", "GPTJForCausalLM", _INTERFACE),
     "GPT-Neo": Refused(
-        "gpt_neo", "GPTNeoForCausalLM", *_INTERFACE, {"num_layers": 2, "attention_types": [[["global", "local"], 1]]}
+        "gpt_neo", "GPTNeoForCausalLM", _INTERFACE, {"num_layers": 2, "attention_types": [[["global", "local"], 1]]}
     ),
-    "CodeGen": Refused("codegen", "CodeGenForCausalLM", *_INTERFACE, {"n_ctx": 64, "rotary_dim": 8}),
-    "XGLM": Refused("xglm", "XGLMForCausalLM", *_INTERFACE, {"d_model": 64, "attention_heads": 4, "num_layers": 2}),
-    "Mamba": Refused("mamba", "MambaForCausalLM", *_STATE),
-    "RWKV": Refused("rwkv", "RwkvForCausalLM", "it keeps a recurrent state", "state"),
+    "CodeGen": Refused("codegen", "CodeGenForCausalLM", _INTERFACE, {"n_ctx": 64, "rotary_dim": 8}),
+    "XGLM": Refused("xglm", "XGLMForCausalLM", _INTERFACE, {"d_model": 64, "attention_heads": 4, "num_layers": 2}),
+    "Mamba": Refused("mamba", "MambaForCausalLM", _STATE),
+    "RWKV": Refused("rwkv", "RwkvForCausalLM", "state"),
     "gated delta net": Refused(
         "qwen3_next",
         "Qwen3NextForCausalLM",
-        *_STATE,
+        _STATE,
         {"layer_types": ["linear_attention", "full_attention"], "num_experts": 4},
     ),
-    "latent attention": Refused(
-        "minicpm3", "MiniCPM3ForCausalLM", "latent attention, whose keys and values differ in width", "latent attention"
-    ),
-    "sinks": Refused(
-        "gpt_oss", "GptOssForCausalLM", "attention sinks, which the kernels lack yet", "s_aux", {"num_local_experts": 4}
-    ),
-    "sparse": Refused("deepseek_v32", "DeepseekV32ForCausalLM", "an indexer chooses the keys it reads", "indices"),
+    "latent attention": Refused("minicpm3", "MiniCPM3ForCausalLM", "latent attention"),
+    "sinks": Refused("gpt_oss", "GptOssForCausalLM", "s_aux", {"num_local_experts": 4}),
+    "sparse": Refused("deepseek_v32", "DeepseekV32ForCausalLM", "indices"),
     "experts by value": Refused(
         "dbrx",
         "DbrxForCausalLM",
-        "its experts are chosen by values that the host reads",
         "experts",
         {
             "d_model": 64,
@@ -152,13 +151,12 @@ REFUSED: dict[str, Refused] = {
             "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
         },
     ),
-    "own mask": Refused("doge", "DogeForCausalLM", "a mask of its own", "mask", {"num_experts": 16}),
-    "chunks": Refused("llama4_text", "Llama4ForCausalLM", "attention in chunks", "mask", {"num_key_value_heads": 2}),
-    "encoder": Refused("bert", "BertLMHeadModel", "an encoder: tokens see what comes after them", "causal"),
+    "own mask": Refused("doge", "DogeForCausalLM", "mask", {"num_experts": 16}),
+    "chunks": Refused("llama4_text", "Llama4ForCausalLM", "mask", {"num_key_value_heads": 2}),
+    "encoder": Refused("bert", "BertLMHeadModel", "causal"),
     "widths": Refused(
         "gemma4_unified_text",
         "Gemma4UnifiedForCausalLM",
-        "heads of different widths in different layers",
         "head_dim",
         {"head_dim": 16, "global_head_dim": 32, "layer_types": ["sliding_attention", "full_attention"]},
     ),

@@ -14,7 +14,7 @@ FP8 = torch.float8_e4m3fn
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The part of a tensor that a rank has: some of its rows (dimension 0) or columns (dimension 1)."""
+    """The part of a tensor that a rank has: ranges of one dimension, such as rows (0) or columns (1)."""
 
     dim: int
     shard: Shard

@@ -135,6 +135,12 @@ class Ops(Protocol):
         pass.
         """
 
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Returns the sum of all ranks' x, which may be overwritten: for models whose products are not ours."""
+
+    def gather_columns(self, x: Tensor, width: int) -> Tensor:
+        """Returns the first `width` columns of all ranks' x [rows, columns], for such models."""
+
     def norm_linear(self, state: ResidualState, norm: RMSNorm | None, linear: Linear) -> Tensor:
         """Returns linear(norm(residual)): [tokens, out_features]."""
 

@@ -59,6 +59,14 @@ class TritonOps:
         """Sums the embeddings over ranks."""
         return self._collectives.begin(hidden)
 
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Sums x over ranks."""
+        return self._collectives.all_reduce(x)
+
+    def gather_columns(self, x: Tensor, width: int) -> Tensor:
+        """Gathers the columns of all ranks."""
+        return self._collectives.gather_columns(x, width)
+
     def norm_linear(self, state: ResidualState, norm: RMSNorm | None, linear: Linear) -> Tensor:
         """Computes the norm and the product, fused for few rows."""
         return self._product(state, norm, linear)

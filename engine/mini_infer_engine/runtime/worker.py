@@ -77,7 +77,7 @@ class ModelWorker:
         """
         device = choose_device(settings)
         dtype = dtype_of(settings, config, device)
-        if settings.enable_expert_parallel and not (isinstance(config, SparseConfig) and config.sparse_layers):
+        if settings.enable_expert_parallel and not _has_experts(config):
             raise ModelError(f"{config.architecture} has no experts: leave enable_expert_parallel out for this model.")
         parallel = replace(collectives.parallel, whole_experts=settings.enable_expert_parallel)
         config = replace(config, tensor_parallel=parallel, stage=_stage(config, link))
@@ -187,6 +187,11 @@ class ModelWorker:
         self.model.finish_loading(max_positions)
         if self.draft is not None:
             self.draft.finish_loading(max_positions)
+
+
+def _has_experts(config: ModelConfig) -> bool:
+    """Returns False if the model has no experts; one that runs through transformers finds out by its plan."""
+    return config.model_impl == "transformers" or (isinstance(config, SparseConfig) and bool(config.sparse_layers))
 
 
 def _stage(config: ModelConfig, link: StageLink) -> PipelineStage:

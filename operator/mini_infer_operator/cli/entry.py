@@ -1,4 +1,4 @@
-"""Defines the commands of `mini-infer`: up, plan, chat, top, status, why, rollout, tune.
+"""Defines the commands of `mini-infer`: up, plan, chat, top, status, why, rollout, models, tune.
 
 Imports nothing heavy before it knows which command runs.
 """
@@ -13,11 +13,13 @@ from pathlib import Path
 from mini_infer_process.extras import missing_packages_name_the_extra
 from mini_infer_process.logs import show_crashes
 
-_TUNE = """
+_ENGINE_COMMANDS = {"models": "mini_infer_engine.tools.models", "tune": "mini_infer_engine.tools.tuning.command"}
+"""Commands with a process of their own, whose modules only the engine has."""
+_RUN = """
 import runpy
 from mini_infer_process.extras import missing_packages_name_the_extra
-with missing_packages_name_the_extra("mini-infer tune", "engine"):
-    runpy.run_module("mini_infer_engine.tools.tuning.command", run_name="__main__", alter_sys=True)
+with missing_packages_name_the_extra("mini-infer {command}", "engine"):
+    runpy.run_module("{module}", run_name="__main__", alter_sys=True)
 """
 _DESCRIPTION = """\
 Serve language models: on this machine as processes, or look at what the operator would do in a cluster.
@@ -28,6 +30,7 @@ Serve language models: on this machine as processes, or look at what the operato
   mini-infer plan -f examples/demo.yaml    print the Kubernetes objects that the operator would make
   mini-infer status                        what runs, here or in a cluster, and why something is not ready
   mini-infer why NAME                      all that is known of why it is as it is: conditions, engines, last log lines
+  mini-infer models                        which architectures run, from which code, with which features
   mini-infer tune --model DIR              measure kernels for a model on this GPU, for engines that start later
   mini-infer rollout undo NAME             back to the revision before; also status, history, restart, pause, resume
 """
@@ -48,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"mini-infer {_release()}")
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="up | plan | chat | top | status | why | rollout | tune"
+        dest="command", required=True, metavar="up | plan | chat | top | status | why | rollout | models | tune"
     )
 
     up = commands.add_parser(
@@ -114,7 +117,8 @@ def build_parser() -> argparse.ArgumentParser:
     top.add_argument("--once", action="store_true", help="print the present state and end, for scripts and pipes")
     _add_status(commands)
     _add_rollout(commands)
-    # The engine's own flags: this package knows nothing of kernels.
+    # The engine's own flags: this package knows nothing of models and kernels.
+    commands.add_parser("models", help="list the architectures that run", add_help=False)
     commands.add_parser("tune", help="measure kernels for a model on this GPU", add_help=False)
     return parser
 
@@ -177,8 +181,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show_crashes()
     parser = build_parser()
     options, unknown = parser.parse_known_args(arguments)
-    if options.command == "tune":
-        return subprocess.run([sys.executable, "-c", _TUNE, *unknown], check=False).returncode
+    if options.command in _ENGINE_COMMANDS:
+        code = _RUN.format(command=options.command, module=_ENGINE_COMMANDS[options.command])
+        return subprocess.run([sys.executable, "-c", code, *unknown], check=False).returncode
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     extra = "all" if options.command == "up" else "operator"

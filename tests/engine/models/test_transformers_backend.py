@@ -10,11 +10,14 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.model.transformers_architectures import REFUSED as REASONS
+from mini_infer_engine.config.model.transformers_architectures import THROUGH_TRANSFORMERS
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.speculation.controller import DraftController
 from mini_infer_engine.models.registry import read_config
+from mini_infer_engine.runtime import model_runner
 from mini_infer_engine.runtime.model_runner import ModelRunner, load_runner
 from tests.support.models_page import page
 from tests.support.tiny_models import save_tiny_model
@@ -97,9 +100,13 @@ def test_both_implementations_make_one_text_when_the_engine_has_a_file(llama: Pa
     assert read_config(llama).model_impl == "native", "auto takes the file of ours"
 
 
-def test_text_is_that_without_guesses_when_ngrams_are_guessed(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_text_is_that_without_guesses_when_tokens_are_guessed(
+    method: str, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(DraftController, "choose", lambda self, *_, **__: self.levels[-1])
-    guesses = {"speculative_method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+    guesses: dict[str, Any] = {"speculative_method": method, "num_speculative_tokens": 4}
+    guesses |= {"prompt_lookup_min": 1} if method == "ngram" else {"speculative_model": str(llama)}
     plain, _ = make_engine(llama, model_impl="transformers")
     guessing, _ = make_engine(llama, model_impl="transformers", **guesses)
     assert generate(guessing, PROMPTS) == generate(plain, PROMPTS)
@@ -114,17 +121,41 @@ def test_a_model_is_refused_with_the_reason_when_its_attention_cannot_be_paged(n
         read_config(tmp_path)
     assert refused.named in str(error.value)
     assert "--model-impl" in str(error.value)
+    with pytest.raises(ModelError, match=refused.architecture) as error:
+        read_config(tmp_path, "native")
+    assert REASONS[refused.architecture] in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "nearest"),
+    [
+        ("Cohere3ForCausalLM", "CohereForCausalLM"),
+        ("Granite9ForCausalLM", "GraniteForCausalLM"),
+        ("Qwen9ForCausalLM", "Qwen3ForCausalLM"),
+        ("OwnForCausalLM", "LlamaForCausalLM"),
+    ],
+)
+def test_the_nearest_family_that_runs_is_named_when_an_architecture_is_unknown(
+    architecture: str, nearest: str, tmp_path: Path
+) -> None:
+    write_config(tmp_path, architectures=[architecture], model_type="own")
+    with pytest.raises(ModelError, match=architecture) as error:
+        read_config(tmp_path)
+    assert f"{nearest} (" in str(error.value)
+    assert "--model-impl" in str(error.value)
 
 
 def test_a_model_is_refused_when_its_rotations_grow_with_the_sequence(tmp_path: Path) -> None:
     dynamic = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}}
-    save_config(tmp_path, Refused("arcee", "ArceeForCausalLM", "", "dynamic", dynamic))
+    save_config(tmp_path, Refused("arcee", "ArceeForCausalLM", "dynamic", dynamic))
     with pytest.raises(ModelError, match="dynamic"):
         read_config(tmp_path)
 
 
 def test_models_page_lists_what_is_tested() -> None:
     assert DOCUMENT.read_text() == page(), "python -m tests.support.models_page > docs/models.md"
+    assert sorted(MODELS) == sorted(each.model_type for each in THROUGH_TRANSFORMERS.values())
+    assert {each.architecture for each in REFUSED.values()} == set(REASONS)
 
 
 def write_config(folder: Path, **fields: Any) -> None:
@@ -162,6 +193,9 @@ def test_an_architecture_is_refused_with_the_flag_that_runs_it_when_native_is_ch
     with pytest.raises(ModelError, match="--model-impl transformers") as refused:
         read_config(tmp_path, "native")
     assert "nearest of them is GraniteForCausalLM" in str(refused.value)
+    write_config(tmp_path, architectures=["GPT2LMHeadModel"], model_type="gpt2")
+    with pytest.raises(ModelError, match="--model-impl transformers runs GPT2LMHeadModel"):
+        read_config(tmp_path, "native")
 
 
 OWN_CODE = """
@@ -190,6 +224,9 @@ def test_code_of_a_folder_runs_only_when_it_is_trusted(tmp_path: Path, monkeypat
         make_engine(folder)
     trusting, _ = make_engine(folder, trust_remote_code=True)
     assert generate(trusting, PROMPTS) == generate(native, PROMPTS)
+    monkeypatch.setattr(model_runner, "resolve_model", lambda *_, **__: folder)
+    with pytest.raises(ModelError, match="local folder"):
+        make_engine(Path("somebody/model"), trust_remote_code=True)
     elsewhere = {name: f"somebody/else--{code}" for name, code in fields["auto_map"].items()}
     write_config(folder, **(fields | {"auto_map": elsewhere}))
     with pytest.raises(ModelError, match="another repository"):

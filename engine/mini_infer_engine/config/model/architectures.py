@@ -1,10 +1,12 @@
 """Names of architectures: which ones are served, and where in `config.json` their text model stands. No torch."""
 
 import logging
+from collections.abc import Iterable
 from difflib import get_close_matches
 
 from mini_infer_contract.engine_options import ModelImpl
 from mini_infer_engine.config.json_fields import Fields
+from mini_infer_engine.config.model.transformers_architectures import REFUSED, THROUGH_TRANSFORMERS
 
 MODELS = {
     "DeepseekV2ForCausalLM": "deepseek_v2",
@@ -72,13 +74,24 @@ def architecture_of(fields: Fields) -> str:
     raise fields.refuse("architectures", "must be a list with the model's class.")
 
 
-def nearest_model(architecture: str) -> str:
-    """Returns the model of `MODELS` whose family has this one, or Llama's, which most others are like."""
-    names = {name.removesuffix("ForCausalLM").lower(): name for name in MODELS}
-    wanted = architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel").lower()
-    family = wanted.rstrip("0123456789_")
+def nearest_model(architecture: str, among: Iterable[str] = MODELS) -> str:
+    """Returns the architecture of `among` whose family has this one, or Llama's, which most others are like."""
+    names = {_stem(name): name for name in among}
+    stem = _stem(architecture)
+    family = stem.rstrip("0123456789_")
     same = [name for name in names if family and name.startswith(family[:_SAME_FAMILY])]
-    return names[get_close_matches(wanted, same or ["llama"], n=1, cutoff=0.0)[0]]
+    return names[get_close_matches(stem, same or ["llama"], n=1, cutoff=0.0)[0]]
+
+
+def nearest_that_runs(architecture: str) -> str:
+    """Returns a clause for users: the nearest architecture, by which code it runs, and where all others are listed."""
+    nearest = nearest_model(architecture, (*MODELS, *(name for name in THROUGH_TRANSFORMERS if name != architecture)))
+    code = "by a file of ours" if nearest in MODELS else "through transformers"
+    return f"The nearest that runs is {nearest} ({code}, with --model-impl auto); `mini-infer models` lists all"
+
+
+def _stem(architecture: str) -> str:
+    return architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel").lower()
 
 
 def text_model(fields: Fields) -> tuple[Fields, str]:
@@ -91,9 +104,17 @@ def text_model(fields: Fields) -> tuple[Fields, str]:
     _refuse_more_than_text(fields)
     supported = f"supported by files of ours are {', '.join(MODELS)}."
     if names := _named(fields):
-        nearest = nearest_model(names[0])
-        supported += f" The nearest of them is {nearest}; --model-impl transformers runs many others."
+        supported += f" The nearest of them is {nearest_model(names[0])}; {_through_transformers(names[0])}."
     raise fields.refuse("architectures", supported)
+
+
+def _through_transformers(architecture: str) -> str:
+    """Returns a clause for users: whether transformers' code would run an architecture."""
+    if architecture in THROUGH_TRANSFORMERS:
+        return f"--model-impl transformers runs {architecture}"
+    if reason := REFUSED.get(architecture):
+        return f"{architecture} does not run through transformers either ({reason})"
+    return "--model-impl transformers runs many others (`mini-infer models`)"
 
 
 def _refuse_more_than_text(fields: Fields) -> None:

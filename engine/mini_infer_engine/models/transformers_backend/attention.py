@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from mini_infer_engine.config.parallelism.tensor_parallel import TensorParallel
 from mini_infer_engine.layers.attention import Attention
+from mini_infer_engine.models.transformers_backend.sharding.forwards import gather
 from mini_infer_engine.ops.base import AttentionPass
 
 PAGED = "mini_infer_paged"
@@ -63,11 +65,17 @@ AttentionInterface.register(PAGED, paged_attention)
 
 
 class PagedCalls:
-    """Attends over the page pool: keys and values are written to pages, and read through the page tables of a pass."""
+    """Attends over the page pool: keys and values are written to pages, and read through the page tables of a pass.
 
-    def __init__(self, attention: AttentionPass, blocks: Iterable[Attention], dtype: torch.dtype) -> None:
+    Where a plan of tensor parallelism gathers all heads before attention, as for norms over them, a rank attends with
+    its own and gathers the results. Its pages are those of other models of as many heads.
+    """
+
+    def __init__(
+        self, attention: AttentionPass, blocks: Iterable[Attention], dtype: torch.dtype, parallel: TensorParallel
+    ) -> None:
         """Takes the attention blocks in the order in which a pass calls them, and the dtype in which they compute."""
-        self._attention, self._blocks, self._dtype = attention, iter(blocks), dtype
+        self._attention, self._blocks, self._dtype, self._parallel = attention, iter(blocks), dtype, parallel
 
     def attend(
         self,
@@ -80,6 +88,18 @@ class PagedCalls:
     ) -> Tensor:
         """Attends by the pass. Module, mask and options are those of the probe, by which the blocks were made."""
         del module, mask, options
-        qkv = torch.cat([heads[0].transpose(0, 1) for heads in (query, key, value)], dim=1)
-        mixed = self._attention.attend(qkv.flatten(1).to(self._dtype), next(self._blocks))
-        return mixed.view(1, query.shape[2], query.shape[1], value.shape[3]).to(value.dtype)
+        block = next(self._blocks)
+        counts = (block.num_heads, block.num_kv_heads, block.num_kv_heads)
+        own = [self._own(heads[0], count) for heads, count in zip((query, key, value), counts, strict=True)]
+        qkv = torch.cat([heads.transpose(0, 1) for heads in own], dim=1)
+        mixed = self._attention.attend(qkv.flatten(1).to(self._dtype), block).to(value.dtype)
+        if query.shape[1] > block.num_heads:
+            mixed = gather(mixed, query.shape[1] * value.shape[3])
+        return mixed.view(1, query.shape[2], query.shape[1], value.shape[3])
+
+    def _own(self, heads: Tensor, count: int) -> Tensor:
+        """Returns the rank's heads out of all [heads, tokens, dim], or these if they are its own already."""
+        if heads.shape[0] == count:
+            return heads
+        first = self._parallel.rank * heads.shape[0] // self._parallel.size
+        return heads[first : first + count]

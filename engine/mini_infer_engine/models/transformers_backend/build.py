@@ -2,6 +2,7 @@
 
 import copy
 import re
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,13 +13,16 @@ from transformers.initialization import meta_device_safe_creation_ops
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from mini_infer_engine.config.json_fields import Fields
-from mini_infer_engine.models.transformers_backend.probe import PROBE, UnsupportedError
+from mini_infer_engine.models.transformers_backend.errors import UnsupportedError
+from mini_infer_engine.models.transformers_backend.probe import PROBE
 
 _STATES = {"linear_attention", "mamba", "mamba2", "conv", "recurrent", "hybrid", "moe_mamba"}
 """Types of layers (`layer_types` of a config) that keep a state instead of keys and values."""
 _LONGROPE = "longrope"
 _ONE_SET = "longrope with one set of factors"
 """Our name of longrope, under which transformers does not exchange its frequencies from pass to pass."""
+_building = threading.Lock()
+"""Serialises builds, for which transformers exchanges a function of torch."""
 
 
 def read_hf_config(fields: Fields, *, trust_remote_code: bool) -> PretrainedConfig:
@@ -84,7 +88,7 @@ def build(config: PretrainedConfig, attention: str, dtype: torch.dtype, *, trust
     # Experts of a probe run without memory; others by the implementation that transformers chooses.
     experts = {"experts_implementation": "batched_mm"} if attention == PROBE else {}
     try:
-        with torch.device("meta"), meta_device_safe_creation_ops():
+        with _building, torch.device("meta"), meta_device_safe_creation_ops():
             make: Any = AutoModelForCausalLM.from_config  # transformers leaves it untyped
             model: PreTrainedModel = make(
                 copy.deepcopy(config),

@@ -10,11 +10,12 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 from transformers.utils.generic import ModelOutput
 
 from mini_infer_engine.config.json_fields import Fields
-from mini_infer_engine.config.model.architectures import MODELS, nearest_model
+from mini_infer_engine.config.model.architectures import nearest_that_runs
 from mini_infer_engine.config.model.model_config import ModelConfig, parse_dtype
 from mini_infer_engine.config.model.rope import NO_ROTATION
 from mini_infer_engine.models.transformers_backend.build import build, fix_rotations, read_hf_config, refuse_config
-from mini_infer_engine.models.transformers_backend.probe import PROBE, LayerCall, Probe, UnsupportedError, probe
+from mini_infer_engine.models.transformers_backend.errors import UnsupportedError
+from mini_infer_engine.models.transformers_backend.probe import PROBE, LayerCall, Probe, probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +57,9 @@ def parse_transformers_config(
         _check_calls(found, hf_config)
         longest = _max_positions(hf_config)
     except UnsupportedError as error:
-        nearest = nearest_model(architecture)
         raise fields.refuse(
             "architectures",
-            f"{architecture} does not run through transformers: {error}. The nearest model with a file of ours is "
-            f"{nearest} (of {', '.join(MODELS)}): choose one of its kind, with --model-impl auto.",
+            f"{architecture} does not run through transformers: {error}. {nearest_that_runs(architecture)}.",
         ) from error
     first = found.calls[0]
     return TransformersConfig(

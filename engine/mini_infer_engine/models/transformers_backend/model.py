@@ -32,6 +32,8 @@ from mini_infer_engine.models.transformers_backend.names import (
     ignored_patterns,
     names_of,
 )
+from mini_infer_engine.models.transformers_backend.ranks import check_ranks, shard_for_rank
+from mini_infer_engine.models.transformers_backend.sharding.forwards import communicating
 from mini_infer_engine.models.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState
 
@@ -53,9 +55,18 @@ class TransformersModel(CausalModel):
         self.taps = None
         self._dtype = torch.get_default_dtype()
         self.causal = build(config.hf_config, PAGED, self._dtype, trust_remote_code=config.trust_remote_code)
+        self._sharded = shard_for_rank(self.causal, config)
+        """The parameters of which this rank has a part, by name."""
         self._names: Names | None = None
+        self._elsewhere: frozenset[str] = frozenset()
+        """Tensors of the checkpoint that only other ranks read."""
         self._embeddings: list[Embedding] = []  # in a list: it is no module of its own, its weight is the model's
         self._blocks = tuple(self._block(layer) for layer in range(config.num_layers))
+        table: Any = self.causal.get_input_embeddings()
+        name = next(name for name, module in self.causal.named_modules() if module is table)
+        sharded = self._sharded.get(f"{name}.weight")
+        self._vocabulary = table.weight.shape[0] if sharded is None else sharded.whole[0]
+        """The rows of the whole table of embeddings."""
         backbone = self.causal.get_submodule(config.backbone)
         backbone.forward = _replaying(backbone.forward, config.output_class)
 
@@ -69,17 +80,16 @@ class TransformersModel(CausalModel):
 
     @classmethod
     def check_split(cls, config: ModelConfig) -> None:
-        """Raises ModelError if there are several ranks."""
-        if config.tensor_parallel.size > 1:
-            raise ModelError(
-                f"{config.architecture} runs through transformers on one device yet: leave tensor_parallel_size out."
-            )
+        """Probes a rank's part of the model without memory. Raises ModelError if the ranks cannot share it."""
+        assert isinstance(config, TransformersConfig)
+        check_ranks(config)
 
     @classmethod
     def layer_weights(cls, config: ModelConfig) -> int:
         """Raises ModelError: the layers are not divided into pipeline stages."""
         raise ModelError(
-            f"{config.architecture} runs through transformers on one device yet: leave pipeline_parallel_size out."
+            f"{config.architecture} runs through transformers, whose layers are not divided into stages yet: leave "
+            "pipeline_parallel_size out."
         )
 
     @property
@@ -114,7 +124,8 @@ class TransformersModel(CausalModel):
                 module = self.causal.get_submodule(path)
                 module.register_parameter(own, nn.Parameter(module.get_parameter(own).clone(), requires_grad=False))
         for conversion in names.conversions:
-            conversion.check(self.causal)
+            conversion.check(self.causal, self._sharded)
+        self._elsewhere = frozenset().union(*(conversion.shard(self._sharded) for conversion in names.conversions))
         self._names = names
 
     def checkpoint_tensors(self) -> dict[str, Placement]:
@@ -125,16 +136,26 @@ class TransformersModel(CausalModel):
             unique.setdefault(id(tensor), name)
         if names is None:
             return {name: Placement(tensors[name]) for name in unique.values()}
-        found = {stored: Placement(tensors[target]) for stored, target in names.renamed.items()}
+
+        def placement(name: str) -> Placement:
+            sharded = self._sharded.get(name)
+            return Placement(tensors[name]) if sharded is None else sharded.placement(tensors[name])
+
+        def fill(name: str, made: Tensor) -> None:
+            sharded = self._sharded.get(name)
+            tensors[name].copy_(made if sharded is None else sharded.of(made))
+
+        found = {stored: placement(target) for stored, target in names.renamed.items()}
         filled = {id(tensors[target]) for target in names.renamed.values()}
         for conversion in names.conversions:
-            gathering = Gathering(conversion, self.causal, tensors.__getitem__)
+            gathering = Gathering(conversion, self.causal, fill)
             target = tensors[conversion.target]
             filled |= {id(tensors[name]) for name in conversion.targets}
             for stored in conversion.sources:
                 shapes = (conversion.shapes[stored],)
-                found[stored] = GatheredPlacement(target, shapes, name=stored, gathering=gathering)
-        missing = {name: Placement(tensors[name]) for key, name in unique.items() if key not in filled}
+                part = conversion.parts.get(stored)
+                found[stored] = GatheredPlacement(target, shapes, part=part, name=stored, gathering=gathering)
+        missing = {name: placement(name) for key, name in unique.items() if key not in filled}
         return found | {name: placement for name, placement in missing.items() if not self._may_miss(name)}
 
     def _may_miss(self, name: str) -> bool:
@@ -144,8 +165,14 @@ class TransformersModel(CausalModel):
         return is_buffer and any(re.search(pattern, name) for pattern in patterns)
 
     def is_unused(self, checkpoint_name: str) -> bool:
-        """True if transformers ignores this tensor, too."""
-        return any(pattern.search(checkpoint_name) for pattern in ignored_patterns(self.causal))
+        """True if transformers ignores this tensor, too, or only other ranks read it."""
+        return self.is_elsewhere(checkpoint_name) or any(
+            pattern.search(checkpoint_name) for pattern in ignored_patterns(self.causal)
+        )
+
+    def is_elsewhere(self, checkpoint_name: str) -> bool:
+        """True if the tensor is of an expert that another rank has."""
+        return checkpoint_name in self._elsewhere
 
     def take_memory(self, device: torch.device) -> None:
         """Allocates memory for parameters and buffers, and computes the buffers that no checkpoint has.
@@ -177,15 +204,19 @@ class TransformersModel(CausalModel):
             block.rotary = rotary
         if not self._embeddings:
             with torch.device("meta"):
-                self._embeddings.append(Embedding(1, 1))
-        self._embeddings[0].weight = table.weight
-        self._embeddings[0].dtype = table.weight.dtype
+                self._embeddings.append(Embedding(self._vocabulary, 1, self.config.tensor_parallel))
+        embeddings = self._embeddings[0]
+        weight, rows = table.weight, embeddings.rows
+        if rows is not None and weight.shape[0] == self._vocabulary:  # whole, because a whole head is tied to it
+            weight = nn.Parameter(weight[slice(*rows.ranges[0])], requires_grad=False)
+        embeddings.weight, embeddings.dtype = weight, weight.dtype
 
     # -- Passes
 
     def embed(self, ops: Ops, token_ids: Tensor) -> Tensor:
-        """Looks up and scales embeddings as the model does."""
-        del ops
+        """Looks up and scales embeddings as the model does; ranks look up their tokens, and sum."""
+        if self.config.tensor_parallel.size > 1:
+            return self.scale_embeddings(ops.embed(token_ids, self.embeddings))
         embedded: Tensor = self.causal.get_input_embeddings()(token_ids)
         return embedded
 
@@ -196,9 +227,9 @@ class TransformersModel(CausalModel):
 
     def forward(self, ops: Ops, hidden: Tensor, attention: AttentionPass) -> ResidualState:
         """Runs the decoder over all tokens. The state has the hidden states after its last norm."""
-        del ops
         backbone = self.causal.get_submodule(self.config.backbone)
-        with receiving(PagedCalls(attention, self._blocks, self._dtype)):
+        calls = PagedCalls(attention, self._blocks, self._dtype, self.config.tensor_parallel)
+        with communicating(ops), receiving(calls):
             output = backbone(
                 inputs_embeds=hidden.unsqueeze(0),
                 position_ids=attention.positions.to(torch.int64).unsqueeze(0),
@@ -215,11 +246,11 @@ class TransformersModel(CausalModel):
 
     def logits(self, ops: Ops, state: ResidualState, out: Tensor | None = None) -> Tensor:
         """Runs the model's forward pass with these hidden states in place of its decoder's: head, scale and cap."""
-        del ops
         states = state.residual.unsqueeze(0)
         token = _hidden_states.set(states)
         try:
-            made: Tensor = self.causal(inputs_embeds=states, use_cache=False, return_dict=True).logits[0]
+            with communicating(ops):
+                made: Tensor = self.causal(inputs_embeds=states, use_cache=False, return_dict=True).logits[0]
         finally:
             _hidden_states.reset(token)
         return made if out is None else out.copy_(made)

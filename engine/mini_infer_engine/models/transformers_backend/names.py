@@ -14,10 +14,19 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.layers.placement import Placement
+from mini_infer_engine.config.parallelism.tensor_parallel import Shard
+from mini_infer_engine.layers.placement import Part, Placement
+from mini_infer_engine.models.transformers_backend.sharding.parameters import ShardedParameter
 from mini_infer_engine.models.weights.checkpoint import StoredTensor
 
 
@@ -34,9 +43,11 @@ class Conversion:
     """Shapes of the checkpoint's tensors."""
     targets: frozenset[str] = frozenset()
     """All parameters that are made, once `check` has run."""
+    parts: dict[str, Part] = field(default_factory=dict)
+    """The parts that a rank reads of the sources; others are read whole."""
 
-    def check(self, model: PreTrainedModel) -> None:
-        """Converts without memory, and sets `targets`.
+    def check(self, model: PreTrainedModel, sharded: Mapping[str, ShardedParameter]) -> None:
+        """Converts without memory, and sets `targets`. `sharded` are the parameters of which a rank has a part.
 
         Raises:
             ModelError: the tensors do not fit each other, or the parameters that config.json asks for.
@@ -53,11 +64,48 @@ class Conversion:
         expected = model.state_dict()
         for name, tensor in made.items():
             shape = expected[name].shape if name in expected else ()
-            if tensor.shape != shape:
+            shape = sharded[name].whole if name in sharded else tuple(shape)
+            if tuple(tensor.shape) != shape:
                 raise ModelError(
                     f"{name}: the checkpoint's tensors make {list(tensor.shape)}, config.json asks for {list(shape)}."
                 )
         self.targets = frozenset(made)
+
+    def shard(self, sharded: Mapping[str, ShardedParameter]) -> frozenset[str]:
+        """Reads no more of the sources than a rank's part of the parameter is made of, where that is known.
+
+        Returns the names of sources that the rank does not need. Other conversions read all, and are cut afterwards.
+        """
+        part = sharded[self.target].part if self.targets == {self.target} and self.target in sharded else None
+        if part is None or not self._stacks_experts:
+            return frozenset()
+        by_pattern: dict[str, list[str]] = {}
+        for name, pattern in self.sources.items():
+            by_pattern.setdefault(pattern, []).append(name)
+        if part.dim == 0:
+            ((begin, end),) = part.shard.ranges
+            needed = {name for names in by_pattern.values() for name in names[begin:end]}
+            others = frozenset(self.sources.keys() - needed)
+            self.sources = {name: pattern for name, pattern in self.sources.items() if name in needed}
+            return others
+        offset = 0
+        for pattern in self.converter.source_patterns:
+            for name in by_pattern[pattern]:
+                size = self.shapes[name][part.dim - 1]
+                begin = offset if part.dim == 1 else 0
+                ranges = [(first - begin, last - begin) for first, last in part.shard.ranges]
+                own = tuple((first, last) for first, last in ranges if first >= 0 and last <= size)
+                self.parts[name] = Part(part.dim - 1, Shard(size, own))
+            offset += size
+        return frozenset()
+
+    @property
+    def _stacks_experts(self) -> bool:
+        """True if the parameter is a stack of experts, each of one tensor, or of several below each other."""
+        merge, *others = self.converter.operations
+        if not isinstance(merge, MergeModulelist) or merge.dim or len({*self.sources.values()}) > 1 + len(others):
+            return False
+        return not others or (len(others) == 1 and isinstance(others[0], Concatenate) and others[0].dim == 1)
 
     def convert(self, model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Returns the parameters by name. `tensors` has all sources."""
@@ -104,8 +152,9 @@ def names_of(model: PreTrainedModel, stored: Mapping[str, StoredTensor]) -> Name
 class Gathering:
     """Collects the tensors of a conversion from several threads, and fills the parameters once all are there."""
 
-    def __init__(self, conversion: Conversion, model: PreTrainedModel, target_of: Callable[[str], Tensor]) -> None:
-        self._conversion, self._model, self._target_of = conversion, model, target_of
+    def __init__(self, conversion: Conversion, model: PreTrainedModel, fill: Callable[[str, Tensor], None]) -> None:
+        """Takes `fill`, which copies a converted tensor to the parameter of this name."""
+        self._conversion, self._model, self._fill = conversion, model, fill
         self._tensors: dict[str, Tensor] = {}
         self._lock = threading.Lock()
 
@@ -116,7 +165,7 @@ class Gathering:
             if len(self._tensors) < len(self._conversion.sources):
                 return
         for target, made in self._conversion.convert(self._model, self._tensors).items():
-            self._target_of(target).copy_(made)
+            self._fill(target, made)
         self._tensors.clear()
 
 

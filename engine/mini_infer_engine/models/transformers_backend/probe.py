@@ -5,6 +5,7 @@ whatever reaches attention is served as it is, and what cannot be served is an o
 """
 
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.utils.generic import ModelOutput
 
 from mini_infer_engine.models.transformers_backend.attention import paged_attention, receiving
+from mini_infer_engine.models.transformers_backend.errors import UnsupportedError
 
 PROBE = "mini_infer_probe"
 """The name of our attention for a probe: masks are requested, too, to see which keys a layer reads."""
@@ -39,13 +41,6 @@ _NEEDS_VALUES = ("torch.nonzero()", "item() cannot be called", "Cannot copy out 
 """Parts of torch's errors where a pass without memory asks for a value."""
 _NO_WINDOW = 1 << 20
 """The distance at which a mask without a window is tested."""
-
-
-class UnsupportedError(Exception):
-    """A model cannot run on the page pool; the message is a clause that gives the reason."""
-
-
-AttentionInterface.register(PROBE, paged_attention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +77,7 @@ class _Recorder:
     """Placeholders for masks, with the window that each mask lets through, or the reason why it cannot be served."""
 
     def mask(self, mask_function: Callable[..., Any], local_size: int | None = None, **_: Any) -> Tensor:
-        """Implements transformers' mask interface."""
+        """Returns a placeholder for a mask of a layer's attention."""
         placeholder = torch.empty(1, 1, _TOKENS, _TOKENS, device="meta")
         try:
             self.masks.append((placeholder, _window_of(mask_function, local_size)))
@@ -140,6 +135,18 @@ class _Recorder:
         raise UnsupportedError("its attention takes a mask of its own")
 
 
+_recorder: ContextVar[_Recorder] = ContextVar("recorder of a probe")
+
+
+def _record_mask(*_arguments: Any, **request: Any) -> Tensor:
+    """Implements transformers' mask interface."""
+    return _recorder.get().mask(**request)
+
+
+AttentionInterface.register(PROBE, paged_attention)
+AttentionMaskInterface.register(PROBE, _record_mask)
+
+
 def _window_of(mask_function: Callable[..., Any], local_size: int | None) -> int | None:
     """Returns the sliding window of a mask, None if tokens see all before them.
 
@@ -183,7 +190,7 @@ def probe(model: PreTrainedModel) -> Probe:
             backbones.append((names[module], output))
 
     hooks = [module.register_forward_hook(note_output) for module in model.modules()]
-    AttentionMaskInterface.register(PROBE, lambda *_arguments, **request: recorder.mask(**request))
+    token = _recorder.set(recorder)
     try:
         with receiving(recorder), torch.inference_mode():
             embeddings = model.get_input_embeddings()
@@ -207,6 +214,7 @@ def probe(model: PreTrainedModel) -> Probe:
             f"a pass of it does not run without memory ({type(error).__name__}: {reason})"
         ) from error
     finally:
+        _recorder.reset(token)
         for hook in hooks:
             hook.remove()
     if not backbones:

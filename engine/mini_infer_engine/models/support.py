@@ -1,0 +1,70 @@
+"""Lists which architectures run, by which implementation, with which features.
+
+`mini-infer models` and docs/models.md are made of it. It imports neither torch nor transformers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mini_infer_engine.config.model.architectures import MODELS
+from mini_infer_engine.config.model.transformers_architectures import THROUGH_TRANSFORMERS, TransformersArchitecture
+from mini_infer_engine.gguf.architectures import ARCHITECTURES
+
+GpuSupport = Literal["yes", "eager", "untested"]
+_NAMED_LLAMA_IN_GGUF = "MistralForCausalLM"
+"""A model whose GGUF files are of the architecture llama."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSupport:
+    """One architecture with its features."""
+
+    architecture: str
+    """The name in `architectures` of config.json."""
+    implementation: Literal["native", "transformers"]
+    """The implementation that `--model-impl auto` chooses."""
+    model_type: str
+    """The module in `models/` of a native model, transformers' `model_type` of another."""
+    gpu: GpuSupport
+    """yes: its results were compared on a GPU; eager: with `--enforce-eager` alone; untested: nobody has tried."""
+    tensor_parallel: bool
+    quantised: bool
+    """True if quantised checkpoints are read, and `--quantization` rounds others."""
+    gguf: bool
+    speculation: Sequence[str]
+    """The values of `--speculative-method` that go with it, on one device."""
+    cpu: bool = True
+
+
+def supported_models() -> list[ModelSupport]:
+    """Returns all architectures that are tested, native ones first."""
+    in_gguf = {_NAMED_LLAMA_IN_GGUF, *(each.name for each in ARCHITECTURES.values())}
+    native = [
+        ModelSupport(
+            architecture=name,
+            implementation="native",
+            model_type=module,
+            gpu="yes",
+            tensor_parallel=True,
+            quantised=True,
+            gguf=name in in_gguf,
+            speculation=("ngram", "draft_model", "head"),
+        )
+        for name, module in MODELS.items()
+    ]
+    return native + [_through_transformers(name, each) for name, each in THROUGH_TRANSFORMERS.items()]
+
+
+def _through_transformers(name: str, architecture: TransformersArchitecture) -> ModelSupport:
+    by_comparison: dict[str, GpuSupport] = {"graphs": "yes", "eager": "eager", "untested": "untested"}
+    return ModelSupport(
+        architecture=name,
+        implementation="transformers",
+        model_type=architecture.model_type,
+        gpu=by_comparison[architecture.gpu],
+        tensor_parallel=architecture.tensor_parallel,
+        quantised=False,
+        gguf=False,
+        speculation=("ngram", "draft_model"),
+    )
