@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mini_infer_contract.engine_options import ModelImpl
 from mini_infer_engine import LLM
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.model_path import DEMO_DIRECTORY, resolve_model
@@ -256,9 +257,52 @@ def test_the_architecture_is_named_when_the_tokenizer_is_missing_too(
     assert all(word in str(raised.value) for word in words)
 
 
-def test_mlx_is_named_when_a_folder_is_quantised_in_its_form(good: dict[str, Path], tmp_path: Path) -> None:
+UNREAD: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "MLX": ({"quantization_config": {"group_size": 64, "bits": 4}}, ["MLX", "--quantization int4"]),
+    "old MLX": ({"quantization": {"group_size": 64, "bits": 8}}, ["MLX", "--quantization int8"]),
+    "bitsandbytes": (
+        {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}},
+        ["bitsandbytes", "--quantization int4"],
+    ),
+    "bitsandbytes, 8 bits": (
+        {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
+        ["bitsandbytes", "--quantization int8"],
+    ),
+    "HQQ": (
+        {"quantization_config": {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 8}}}},
+        ["HQQ", "--quantization int8"],
+    ),
+    "torchao": (
+        {"quantization_config": {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnly"}}}},
+        ["torchao", "--quantization int4"],
+    ),
+    "torchao, fp8": (
+        {"quantization_config": {"quant_method": "torchao", "quant_type": {"default": {"_type": "Float8Weight"}}}},
+        ["torchao", "--quantization fp8"],
+    ),
+    "AutoRound": ({"quantization_config": {"quant_method": "auto-round", "bits": 4}}, ["AutoRound", "auto_gptq"]),
+    "unknown": ({"quantization_config": {"quant_method": "own"}}, ["'own'", "compressed-tensors"]),
+}
+
+
+@pytest.mark.parametrize("impl", ["native", "transformers"])
+@pytest.mark.parametrize("form", UNREAD)
+def test_a_quantised_form_is_named_with_what_to_do_when_it_is_not_read(
+    form: str, impl: ModelImpl, good: dict[str, Path], tmp_path: Path
+) -> None:
+    config, words = UNREAD[form]
+    (tmp_path / "config.json").write_bytes((good["whole"] / "config.json").read_bytes())
+    edit_json(tmp_path, "config.json", **config)
+    with pytest.raises(ModelError) as raised:
+        read_config(tmp_path, impl)
+    assert "original weights" in str(raised.value)
+    if impl == "native":
+        assert all(word in str(raised.value) for word in words), str(raised.value)
+
+
+def test_hqq_is_named_when_a_folder_has_its_file_of_weights(good: dict[str, Path], tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(good["whole"], folder)
-    edit_json(folder, "config.json", quantization_config={"group_size": 64, "bits": 4})
-    with pytest.raises(ModelError, match="MLX"):
-        read_config(folder)
+    (folder / WEIGHTS).rename(folder / "qmodel.pt")
+    with pytest.raises(ModelError, match="HQQ"):
+        LLM(str(folder), device="cpu")

@@ -14,6 +14,7 @@ from mini_infer_engine.config.quantization.fields import check_pattern, errors_o
 from mini_infer_engine.config.quantization.fp4 import parse_modelopt_fp4
 from mini_infer_engine.config.quantization.integer import IntegerScheme, parse_awq, parse_gptq
 from mini_infer_engine.config.quantization.schemes import ALL_LINEAR, PATTERN, Fp8Scheme, Rule, Scheme, Schemes
+from mini_infer_engine.config.quantization.unread import refuse_mlx, refuse_unread
 
 KVCacheDtype = Literal["fp8", "int8"]
 KV_SCALES = (
@@ -55,6 +56,7 @@ def parse_quantization(fields: Fields) -> Schemes | None:
     """
     raw = fields.values.get("quantization_config")
     if raw is None:
+        refuse_mlx(fields)
         file = _modelopt_file(fields)
         if file is None:
             return None
@@ -74,11 +76,7 @@ def parse_quantization(fields: Fields) -> Schemes | None:
         return Schemes.of_all(parse_awq(fields, raw), ("lm_head", *kept))
     if method == "modelopt":
         return _parse_modelopt(fields, raw, names(fields, raw, "ignore"))
-    supported = "supported are fp8, compressed-tensors, gptq, awq and modelopt"
-    if method is None and {"bits", "group_size"} <= raw.keys():
-        mlx = f"bits = {raw['bits']!r}, group_size = {raw['group_size']!r} without a quant_method are MLX's form"
-        raise refuse(fields, mlx, f"it is not read; use the original weights, or quantised ones: {supported}")
-    raise refuse(fields, f"quant_method = {method!r}", supported)
+    raise refuse_unread(fields, raw)
 
 
 def parse_kv_cache_dtype(fields: Fields) -> KVCacheDtype | None:

@@ -9,10 +9,12 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 from transformers.utils.generic import ModelOutput
 
+from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.json_fields import Fields
 from mini_infer_engine.config.model.architectures import nearest_that_runs
 from mini_infer_engine.config.model.model_config import ModelConfig, parse_dtype
 from mini_infer_engine.config.model.rope import NO_ROTATION
+from mini_infer_engine.config.quantization.unread import form_of, refuse_mlx
 from mini_infer_engine.models.transformers_backend.build import build, fix_rotations, read_hf_config, refuse_config
 from mini_infer_engine.models.transformers_backend.errors import UnsupportedError
 from mini_infer_engine.models.transformers_backend.probe import PROBE, LayerCall, Probe, probe
@@ -42,8 +44,7 @@ def parse_transformers_config(
     Raises:
         ModelError: the model cannot run through transformers on the page pool; the message gives the reason.
     """
-    if fields.values.get("quantization_config") is not None:
-        raise fields.refuse("quantization_config", "quantised checkpoints do not run through transformers yet.")
+    _refuse_quantized(fields, architecture)
     dtype = parse_dtype(fields)
     try:
         hf_config = read_hf_config(fields, trust_remote_code=trust_remote_code)
@@ -91,6 +92,18 @@ def parse_transformers_config(
         backbone=found.backbone,
         output_class=found.output_class,
     )
+
+
+def _refuse_quantized(fields: Fields, architecture: str) -> None:
+    """Raises ModelError if the weights are quantised, whatever their form."""
+    refuse_mlx(fields)
+    raw = fields.values.get("quantization_config")
+    if raw is not None:
+        form = form_of(raw) if isinstance(raw, dict) else repr(raw)
+        raise ModelError(
+            f"{fields.path}: quantization_config: {form}: {architecture} runs through transformers, which does not "
+            "read quantised weights here yet: use the original weights."
+        )
 
 
 def _check_class(config: PretrainedConfig, architecture: str) -> None:

@@ -3,6 +3,7 @@
 Knows no file format: `safetensors_checkpoint` and `gguf_checkpoint` do.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,15 @@ class StoredTensor:
     dtype: torch.dtype
     stored_as: str = ""
     """The file's own name of the tensor, if it differs."""
+    encoded_bytes: int | None = None
+    """Its bytes in the file; None: those of shape and dtype."""
+
+    def bytes_read(self, part: Part | None) -> int:
+        """Returns the bytes that are read of the file for a part (None: all of it). Encoded tensors are read whole."""
+        if self.encoded_bytes is not None:
+            return self.encoded_bytes
+        whole = math.prod(self.shape) * self.dtype.itemsize
+        return whole if part is None else whole * part.shard.count // part.shard.total
 
 
 class Checkpoint(Protocol):

@@ -36,7 +36,7 @@ class GgufCheckpoint:
                 self._sources |= {name: (part, change) for name, part in _parts(ours, tensor)}
         # As float32 whatever it is stored as: that is what reading gives.
         self.tensors: Mapping[str, StoredTensor] = {
-            name: StoredTensor(path, tensor.shape, torch.float32, tensor.name)
+            name: StoredTensor(path, tensor.shape, torch.float32, tensor.name, tensor.size)
             for name, (tensor, _) in self._sources.items()
         }
         self._head_dim = head_dim

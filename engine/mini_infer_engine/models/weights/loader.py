@@ -2,15 +2,14 @@
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.model.model_config import ModelConfig
@@ -20,6 +19,7 @@ from mini_infer_engine.layers.placement import FP8
 from mini_infer_engine.models.causal_model import CausalModel
 from mini_infer_engine.models.weights.checkpoint import Checkpoint, check_fit
 from mini_infer_engine.models.weights.gguf_checkpoint import GgufCheckpoint
+from mini_infer_engine.models.weights.progress import LoadProgress
 from mini_infer_engine.models.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from mini_infer_engine.models.weights.tensor_names import is_base_model
 
@@ -138,8 +138,8 @@ def _by_file(checkpoint: Checkpoint, names: Iterable[str]) -> dict[Path, list[st
     return found
 
 
-def load_weights(model: CausalModel, checkpoint: Checkpoint, *, quiet: bool = False) -> None:
-    """Fills every tensor of `model`, with several threads.
+def load_weights(model: CausalModel, checkpoint: Checkpoint) -> None:
+    """Fills every tensor of `model`, with several threads, and reports how far it is.
 
     Raises:
         ModelError: a file cannot be read any more.
@@ -147,15 +147,12 @@ def load_weights(model: CausalModel, checkpoint: Checkpoint, *, quiet: bool = Fa
     expected = model.checkpoint_tensors()
     by_file, threads = _by_file(checkpoint, expected), min(_MOST_THREADS, os.cpu_count() or 1)
     tasks = [(file, names[part::threads]) for file, names in by_file.items() for part in range(threads)]
-    hide = quiet or not sys.stderr.isatty()
-    with (
-        tqdm(total=len(expected), desc="weights", unit="tensor", disable=hide) as progress,
-        ThreadPoolExecutor(threads) as pool,
-    ):
+    sizes = {name: checkpoint.tensors[name].bytes_read(target.part) for name, target in expected.items()}
+    with closing(LoadProgress(sum(sizes.values()))) as progress, ThreadPoolExecutor(threads) as pool:
 
         def place(name: str, tensor: Tensor) -> None:
             expected[name].place(tensor)
-            progress.update()
+            progress.add(sizes[name])
 
         def read(task: tuple[Path, list[str]]) -> None:
             file, names = task

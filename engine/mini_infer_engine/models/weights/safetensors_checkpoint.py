@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_HQQ = "qmodel.pt"
 _BESIDE = ("adapter_model", "consolidated")
 _MOST_HEADER_BYTES = 100_000_000
 """The safetensors library's own limit."""
@@ -113,6 +114,10 @@ def _files(directory: Path, places: Mapping[str, Path] | None) -> list[Path]:
         return [directory / _WHOLE]
     if paths := sorted(path for path in directory.glob("*.safetensors") if not path.name.startswith(_BESIDE)):
         return paths
+    if (directory / _HQQ).exists():
+        raise ModelError(
+            f"{directory / _HQQ} is HQQ's form, which is not read: use the original weights with --quantization int4."
+        )
     raise ModelError(f"{directory} has no safetensors file: convert other formats to model.safetensors first.")
 
 
