@@ -69,8 +69,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     as int8, and activations of many rows get a scale a token (SmoothQuant).
     """
     quantization_calibration: Annotated[Literal["auto", "none"], _model()] = "auto"
-    """Calibration of int4 and w8a8-int8; auto: GPTQ, or smoothing, over texts that come with the engine; none: each
-    weight is rounded to the nearest, at once.
+    """Calibration of int4 and w8a8-int8; auto: GPTQ, or smoothing, over the engine's own texts; none: weights are
+    rounded to the nearest.
     """
     quantize_lm_head: Annotated[bool, _model()] = False
     """--quantization rounds the output layer, too, to the nearest; embeddings tied to it keep their own memory and
@@ -170,7 +170,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         _speculation(default_text="draft_model with --speculative-model, else off"),
     ] = None
     """Source of the draft tokens that the model verifies several at a time: n-grams of the text so far, a small draft
-    model, or a head trained on the model's hidden states.
+    model, or a head trained on hidden states.
     """
     speculative_model: Annotated[str | None, _speculation(unit="DIR|HF-ID", default_text="none")] = None
     """The draft model, which has the vocabulary of the model that is served, or the head."""
@@ -181,22 +181,22 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     prompt_lookup_min: Annotated[int, _speculation(unit="TOKENS", low=1, high=16)] = 2
     """Shortest n-gram, in last tokens, that ngram must find in the text so far."""
     kv_transport: Annotated[Literal["auto", "nixl", "nixl-host", "cuda-ipc", "shm"], _transfer()] = "auto"
-    """Transport of keys and values between engines, the same at both; nixl: NIXL over UCX, directly between GPUs where
-    CUDA IPC or RDMA reaches, else through pinned memory; nixl-host: always through pinned memory; cuda-ipc: our own
-    copies between GPUs of one host; shm: memory that CPU engines of one host share; auto: cuda-ipc where it
-    reaches the other engine and is faster, else nixl. A named one must work here (NIXL: the extra "disaggregated").
+    """Transport of keys and values between engines, the same at both; nixl: NIXL over UCX, between GPUs where CUDA IPC
+    or RDMA reaches, else through pinned memory; nixl-host: always through pinned memory; cuda-ipc: copies between GPUs
+    of one host; shm: memory that CPU engines of one host share; auto: cuda-ipc where it works and is faster, else nixl.
+    A named one must work here (NIXL: the extra "disaggregated").
     """
     kv_staging_memory: Annotated[int, _transfer(unit="SIZE", low=1, is_size=True, default_text="128MiB")] = 128 << 20
-    """Size of each staging buffer; a rank has one on its GPU and one in main memory, for small pieces, for other
-    dtypes, and for everything where GPUs do not reach each other.
+    """Size of each staging buffer, one on a rank's GPU and one in main memory: for small pieces, other dtypes, and GPUs
+    that do not reach each other.
     """
     kv_transfer_bandwidth: Annotated[int | None, _transfer(unit="SIZE", low=1, is_size=True)] = None
     """Most bytes a second that each rank moves to and from other engines, for a network that others use, too. Default:
     as many as the transport can.
     """
     kv_transfer_lease: Annotated[float, _transfer(unit="SECONDS", low=0.1, high=600)] = 10.0
-    """Seconds for which keys and values are retained for another engine that does not renew its lease; six times as
-    long, 600 at most, for a proxy that sends prefill and decode in turn.
+    """Seconds for which keys and values are retained for an engine that does not renew its lease; six times as long,
+    600 at most, for a proxy that sends prefill and decode in turn.
     """
     kv_transfer_retained_share: Annotated[float, _transfer(unit="SHARE", low=0, high=1)] = 0.5
     """Largest share of the KV cache's pages that is retained for such proxies: above it, the oldest leases end first.

@@ -84,3 +84,5 @@ class Observed:
     claimants: Sequence[str] = ()
     """Services that claim this one's model name, as namespace/name, the owner first; empty if claims were not checked.
     """
+    model_impl: str | None = None
+    """The code by which the newest ready engine computes the model; None if none reports it."""

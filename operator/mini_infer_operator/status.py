@@ -58,6 +58,7 @@ def service_status(
         observed_generation=service.metadata.generation,
         conditions=_conditions(verdicts, service.metadata.generation, previous, now),
         model=_name_for_clients(service, observed.claimants),
+        model_impl=observed.model_impl or previous.get("modelImpl"),
         revision=launched[0].revision if launched else None,
         replicas=look.existing,
         ready_replicas=look.ready,

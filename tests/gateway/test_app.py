@@ -440,16 +440,26 @@ async def test_the_context_length_is_known_soon_when_a_model_is_loaded_late() ->
         ({}, {}, (None, None)),
     ],
 )
-async def test_models_report_parsers_when_their_engines_agree(
+async def test_models_report_parsers_and_implementation_when_their_engines_agree(
     ones: dict[str, str | None], others: dict[str, str | None], reported: tuple[str | None, str | None]
 ) -> None:
     async with FakeEngine("a") as a, FakeEngine("b") as b:
-        a.parsers, b.parsers = ones, others
+        a.parsers, b.parsers = ones | {"model_impl": "transformers"}, others | {"model_impl": "transformers"}
         async with running_gateway(a.endpoint, b.endpoint) as gateway:
             await gateway.settled()
             async with gateway.client.get(gateway.url + "/v1/models/m") as response:
                 model = await response.json()
             assert (model["tool_call_parser"], model["reasoning_parser"]) == reported
+            assert model["model_impl"] == "transformers"
+
+
+async def test_models_report_no_implementation_when_their_engines_disagree() -> None:
+    async with FakeEngine("a") as a, FakeEngine("b") as b:
+        a.parsers, b.parsers = {"model_impl": "transformers"}, {"model_impl": "native"}
+        async with running_gateway(a.endpoint, b.endpoint) as gateway:
+            await gateway.settled()
+            async with gateway.client.get(gateway.url + "/v1/models/m") as response:
+                assert (await response.json())["model_impl"] is None
 
 
 def parts_of_requests() -> list[Call | Exchange | Attempt]:

@@ -35,6 +35,20 @@ def conditions(value: dict[str, Any]) -> dict[str, tuple[str, str]]:
     return {c["type"]: (c["status"], c["reason"]) for c in value["conditions"]}
 
 
+def test_status_names_the_implementation_until_another_is_reported_when_no_engine_is_ready() -> None:
+    service = parse_service(changed({"spec": {"unified": {"replicas": 1}}}))
+
+    def report(model_impl: str | None, previous: dict[str, Any]) -> Any:
+        observed = Observed(model_impl=model_impl)
+        plan = make_plan(service, observed, NOON)
+        return service_status(service, observed, plan, None, url=None, previous=previous, now=NOON)
+
+    assert "modelImpl" not in report(None, {})
+    first = report("transformers", {})
+    assert first["modelImpl"] == report(None, first)["modelImpl"] == "transformers"
+    assert report("native", first)["modelImpl"] == "native"
+
+
 OLD_AND_NEW = (("old", 2, 2), ("new", 1, 0))
 
 

@@ -25,7 +25,8 @@ def main() -> int:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.answer({"data": [{"id": options.served_model_name}]} if "models" in self.path else {"status": "ok"})
+            model = {"id": options.served_model_name, "model_impl": "native"}
+            self.answer({"data": [model]} if "models" in self.path else {"status": "ok"})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))

@@ -38,6 +38,7 @@ def _model(fleet: Fleet, name: str) -> dict[str, Any]:
         "max_model_len": fleet.max_prompt_tokens(names),
         "tool_call_parser": tool_call_parser,
         "reasoning_parser": reasoning_parser,
+        "model_impl": fleet.model_impl(names),
     }
 
 

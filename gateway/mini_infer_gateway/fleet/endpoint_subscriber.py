@@ -408,6 +408,8 @@ class ServedModel(msgspec.Struct, frozen=True):
     """Largest context length in tokens."""
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    model_impl: str | None = None
+    """The code that computes the model: native or transformers."""
 
 
 class _Models(msgspec.Struct):

@@ -10,7 +10,7 @@ from mini_infer_gateway.fleet.attempt_record import AttemptRecord
 from mini_infer_gateway.fleet.breaker import Breaker, Cause, Evidence
 from mini_infer_gateway.fleet.catalog import Catalog, orphaned
 from mini_infer_gateway.fleet.endpoint_state import EndpointState, Waiting
-from mini_infer_gateway.fleet.endpoint_subscriber import EndpointSubscriber
+from mini_infer_gateway.fleet.endpoint_subscriber import EndpointSubscriber, ServedModel
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.name_owners import NameOwners, read_rules
 from mini_infer_gateway.fleet.peer_keys import PeerKeys
@@ -135,7 +135,7 @@ class Fleet:
 
     def max_prompt_tokens(self, names: Sequence[str]) -> int | None:
         """Returns the largest context length of these endpoints; None if that of one of them is unknown."""
-        lengths = [self.endpoints[name].subscriber.model.max_model_len for name in names if name in self.endpoints]
+        lengths = [model.max_model_len for model in self._models(names)]
         return None if None in lengths else max((length for length in lengths if length), default=None)
 
     def parsers(self, names: Sequence[str]) -> tuple[str | None, str | None]:
@@ -143,8 +143,15 @@ class Fleet:
 
         A parser is None if the endpoints have none, do not report one, or disagree.
         """
-        models = [self.endpoints[name].subscriber.model for name in names if name in self.endpoints]
+        models = self._models(names)
         return _agreed(model.tool_call_parser for model in models), _agreed(model.reasoning_parser for model in models)
+
+    def model_impl(self, names: Sequence[str]) -> str | None:
+        """Returns the code by which these endpoints compute; None if they do not report it, or disagree."""
+        return _agreed(model.model_impl for model in self._models(names))
+
+    def _models(self, names: Sequence[str]) -> list[ServedModel]:
+        return [self.endpoints[name].subscriber.model for name in names if name in self.endpoints]
 
     def begin(self, name: str, request: Waiting) -> AttemptRecord:
         """Records that `request` is sent to this endpoint. Raises KeyError if it was removed since it was chosen."""

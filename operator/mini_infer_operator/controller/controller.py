@@ -11,6 +11,7 @@ from mini_infer_operator.objects.api import KubernetesApi
 from mini_infer_operator.objects.backend import ClusterBackend
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.objects.events import EventRecorder
+from mini_infer_operator.objects.model_implementations import ModelImplementations
 from mini_infer_operator.objects.peer_secrets import PeerSecrets
 from mini_infer_operator.objects.running_requests import RunningRequests
 from mini_infer_operator.plan.model_names import ModelNames
@@ -32,6 +33,7 @@ class Controller:
         metrics: OperatorMetrics,
         running: RunningRequests,
         peers: PeerSecrets,
+        implementations: ModelImplementations,
     ) -> None:
         self._cache = cache
         self._metrics = metrics
@@ -40,9 +42,13 @@ class Controller:
             settings.max_rolling_services, settings.max_rolling_gpus, self.changed
         )
         self._names = ModelNames()
-        self._passes = FailedPasses[ServiceKey](
-            lambda key: ClusterBackend(api, cache, settings, *key, events, self._throttle, running, self._names, peers)
-        )
+        self._implementations = implementations
+
+        def backend(key: ServiceKey) -> ClusterBackend:
+            shared = (self._throttle, running, self._names, peers, implementations)
+            return ClusterBackend(api, cache, settings, key[0], key[1], events, *shared)
+
+        self._passes = FailedPasses[ServiceKey](backend)
         self._queue: WorkQueue[ServiceKey] | None = None
 
     @property
@@ -84,6 +90,7 @@ class Controller:
         pause_s = await self._observed_pass(key)
         if pause_s is None:
             self._throttle.release(key)
+            self._implementations.forget(key)
         return pause_s
 
     async def _observed_pass(self, key: ServiceKey) -> float | None:

@@ -24,6 +24,7 @@ from mini_infer_operator.objects.api import KubernetesApi, RefusedError
 from mini_infer_operator.objects.cache import ObjectCache
 from mini_infer_operator.objects.events import EventRecorder, KopfPoster
 from mini_infer_operator.objects.kinds import Kind
+from mini_infer_operator.objects.model_implementations import ModelImplementations
 from mini_infer_operator.objects.peer_secrets import PeerSecrets
 from mini_infer_operator.objects.running_requests import RunningRequests
 from mini_infer_operator.settings import OperatorSettings
@@ -56,7 +57,9 @@ class Operator:
         events = EventRecorder(self._poster.post)
         self._engines = aiohttp.ClientSession(auto_decompress=False)
         running = RunningRequests(self._engines)
-        self._controller = Controller(self._api, self._cache, settings, events, self.metrics, running, self._peers)
+        self._implementations = ModelImplementations(self._engines, lambda key: self._controller.changed(key))
+        of_engines = running, self._peers, self._implementations
+        self._controller = Controller(self._api, self._cache, settings, events, self.metrics, *of_engines)
         self._feeds = {
             (kind.plural, namespace): Feed(
                 self._api, self._cache, kind, namespace, self._controller.changed, lambda kind: appeared(kind.plural)
@@ -86,6 +89,7 @@ class Operator:
             self._tasks.cancel()
             await asyncio.gather(self._tasks, return_exceptions=True)
         await self._controller.stop()
+        await self._implementations.close()
         await self._engines.close()
         await self._server.close()
 

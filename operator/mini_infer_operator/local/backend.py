@@ -22,6 +22,7 @@ from mini_infer_operator.local.peer_key import write_peer_key
 from mini_infer_operator.local.ports import HOST, free_ports
 from mini_infer_operator.local.status_file import write_status
 from mini_infer_operator.local.supervise import OrphanReaper, SupervisedProcess, stop, supervise
+from mini_infer_operator.objects.model_implementations import ModelImplementations
 from mini_infer_operator.observe import Observed, ObservedWorkload
 from mini_infer_operator.parse import InvalidServiceError, parse_service, read_file
 from mini_infer_operator.plan.limits import times_of
@@ -66,6 +67,7 @@ class LocalBackend:
         self._folder = folder
         self._reaper = reaper
         self._session = session
+        self._implementations = ModelImplementations(session, lambda _: changed())
         self._gpus = gpus
         self._report = report
         self._changed = changed
@@ -107,7 +109,18 @@ class LocalBackend:
                 running.setdefault((engine.role, engine.revision), []).append(engine.process)
         now, min_ready = datetime.now(UTC), times_of(service).min_ready
         # why one ended was said when it did
-        return Observed([observed_processes(*key, running[key], min_ready, now) for key in sorted(running)])
+        seen = [observed_processes(*key, running[key], min_ready, now) for key in sorted(running)]
+        return Observed(seen, model_impl=self._model_implementation(service))
+
+    def _model_implementation(self, service: InferenceService) -> str | None:
+        """Returns the code by which the newest ready engine computes, or None if none reports it."""
+        ready = [engine for engine in self._engines if engine.process.ready and not engine.process.stopping]
+        newest = max(ready, key=lambda engine: engine.process.changed_at, default=None)
+        if newest is None:
+            return None
+        key = service.metadata.namespace, service.metadata.name
+        url = f"http://{HOST}:{newest.ports[0]}"
+        return self._implementations.of_service(key, f"{newest.process.name}-{newest.process.pid}", url)
 
     async def apply(self, service: InferenceService, plan: Plan) -> PermanentFailure | None:
         """Starts missing processes, writes the endpoints file, then ends processes that are no longer needed."""
@@ -146,6 +159,7 @@ class LocalBackend:
 
     async def close(self, limit_s: float) -> None:
         """Ends every engine and waits for it."""
+        await self._implementations.close()
         for task in list(self._stops):
             task.cancel()
         await asyncio.gather(*self._stops, return_exceptions=True)

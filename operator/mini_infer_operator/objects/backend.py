@@ -10,11 +10,14 @@ from mini_infer_operator.images import gpus_of_one_engine
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.objects.drift import SOMEBODY, Drift, additions, changes
+from mini_infer_operator.objects.engine_answers import pod_url
 from mini_infer_operator.objects.events import EventRecorder
 from mini_infer_operator.objects.history import pinned_spec, retained_revisions, spec_of, with_history
 from mini_infer_operator.objects.kinds import CHILD_KINDS
+from mini_infer_operator.objects.model_implementations import ModelImplementations
 from mini_infer_operator.objects.names import engines_service_name
 from mini_infer_operator.objects.observed_objects import frozen_templates, is_applied, observed_of, running_images
+from mini_infer_operator.objects.observed_workloads import newest_ready
 from mini_infer_operator.objects.ownership import belongs
 from mini_infer_operator.objects.peer_secrets import PeerSecrets
 from mini_infer_operator.objects.peers import needs_peers_secret, peers_secret_name
@@ -70,6 +73,7 @@ class ClusterBackend:
         running: RunningRequests | None = None,
         names: ModelNames | None = None,
         peers: PeerSecrets | None = None,
+        implementations: ModelImplementations | None = None,
     ) -> None:
         """`throttle` None: a new default image rolls out at once. `names` None: no other service claims a name."""
         self._peers = peers or PeerSecrets(api, settings.identity)
@@ -81,6 +85,7 @@ class ClusterBackend:
         self._name = name
         self._throttle = throttle
         self._running = running
+        self._implementations = implementations
         self._names = names or ModelNames()
         self._children: dict[str, dict[str, Object]] = {}  # kind -> name -> object, filled by observe
         self._pods: list[Object] = []  # as well
@@ -107,7 +112,16 @@ class ClusterBackend:
         claimants = self._names.claimants(service.model_name)
         min_ready = times_of(service).min_ready
         observed = observed_of(workloads, self._pods, image, running, min_ready=min_ready, now=datetime.now(UTC))
-        return replace(observed, claimants=claimants, look_again_s=look_again_s)
+        implementation = self._model_implementation()
+        return replace(observed, claimants=claimants, look_again_s=look_again_s, model_impl=implementation)
+
+    def _model_implementation(self) -> str | None:
+        """Returns the code by which the newest ready engine computes, or None if none reports it."""
+        newest = newest_ready(self._pods)
+        url = None if newest is None else pod_url(newest, HTTP_PORT)
+        if self._implementations is None or newest is None or url is None:
+            return None
+        return self._implementations.of_service((self._namespace, self._name), newest["metadata"]["uid"], url)
 
     async def apply(self, service: InferenceService, plan: Plan) -> PermanentFailure | None:
         """Writes objects that differ, then deletes those no longer planned.

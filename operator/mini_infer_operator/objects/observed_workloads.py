@@ -155,6 +155,12 @@ def is_ready(pod: Object) -> bool:
     return _condition(pod, "Ready").get("status") == "True"
 
 
+def newest_ready(pods: Iterable[Object]) -> Object | None:
+    """Returns the pod of the engine that was made last, of those that can answer and stay; None if there is none."""
+    staying = (pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and worker_index(pod) == 0)
+    return max(filter(is_ready, staying), key=lambda pod: pod["metadata"].get("creationTimestamp") or "", default=None)
+
+
 def time_of(text: str | None) -> datetime | None:
     """Parses the API server's RFC 3339 time. Returns None for any other text: users may write annotations."""
     try:

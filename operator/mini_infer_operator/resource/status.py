@@ -111,6 +111,8 @@ class InferenceServiceStatus(ApiModel):
     """Ready, Available and Progressing, each with its reason."""
     model: str | None = None
     """The name that clients write as `model`: the served name, or namespace/name if another service owns that name."""
+    model_impl: str | None = Field(default=None, max_length=32)
+    """The code that computes the model: native or transformers."""
     revision: str | None = None
     """The revision that the spec asks for."""
     replicas: int = Field(default=0, ge=0)

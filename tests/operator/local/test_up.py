@@ -247,6 +247,7 @@ def test_up_prints_the_reason_when_an_engine_cannot_start(up: Up) -> None:
     (service,) = up.endpoints_file()["services"]
     conditions = {one["type"]: one["reason"] for one in service["status"]["conditions"]}
     assert (service["name"], conditions["Ready"]) == ("default/demo", "AllReplicasReady")
+    wait(lambda: up.endpoints_file()["services"][0]["status"].get("modelImpl") == "native", why=up.output)
     assert up.stop() == 0
 
 

@@ -9,7 +9,8 @@ import pytest
 from aiohttp import web
 
 from mini_infer_operator.objects import running_requests
-from mini_infer_operator.objects.running_requests import LONGEST_ANSWER_BYTES, RunningRequests
+from mini_infer_operator.objects.engine_answers import LONGEST_ANSWER_BYTES
+from mini_infer_operator.objects.running_requests import RunningRequests
 
 ANSWERS = {
     "ours": (web.Response(body=b'{"running": 3, "draining": true}'), 3),
@@ -18,7 +19,7 @@ ANSWERS = {
     "a negative number": (web.Response(body=b'{"running": -1}'), None),
     "an infinite number": (web.Response(body=b'{"running": 1e999}'), None),
     "no number": (web.Response(body=b'{"running": "3"}'), None),
-    "nesting": (web.Response(body=b'{"running": 3, "more": ' + b"[" * 4000), None),
+    "nesting": (web.Response(body=b'{"running": 3, "more": ' + b"[" * 16_000), None),
     "a long answer": (web.Response(body=b'{"running": 3, "more": "' + b"x" * LONGEST_ANSWER_BYTES + b'"}'), None),
     "a compressed one": (
         web.Response(body=gzip.compress(b'{"running": 3}'), headers={"content-encoding": "gzip"}),

@@ -1,0 +1,46 @@
+"""Reads small JSON answers of engines, which may send anything: anything unexpected counts as no answer.
+
+These are the operator's only requests that do not go to the API server.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+
+LONGEST_ANSWER_BYTES = 16_384
+TIMEOUT_S = 1.0
+"""Seconds until an engine's answer is given up: a network policy may block the operator."""
+Answer = TypeVar("Answer")
+
+
+def pod_url(pod: Mapping[str, Any], port: int) -> str | None:
+    """Returns the URL at which a pod serves HTTP on this port, or None while it has no address."""
+    address = str((pod.get("status") or {}).get("podIP") or "")
+    if not address:
+        return None
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+
+
+async def read_answer(session: aiohttp.ClientSession, url: str, kind: type[Answer]) -> Answer | None:
+    """Returns what an engine answers to GET, or None if it does not answer, or with something else.
+
+    `session` must not decompress bodies: a few kilobytes may become gigabytes.
+    """
+    try:
+        timeouts = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        async with session.get(url, timeout=timeouts, allow_redirects=False) as response:
+            return msgspec.json.decode(await _short_body(response), type=kind)
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RecursionError, msgspec.MsgspecError):
+        return None
+
+
+async def _short_body(response: aiohttp.ClientResponse) -> bytes:
+    """Returns the body. Raises ValueError if it is longer than any engine's answer: a pod may send anything."""
+    body = b""
+    while piece := await response.content.read(LONGEST_ANSWER_BYTES):
+        body += piece
+        if len(body) > LONGEST_ANSWER_BYTES:
+            raise ValueError("the answer is too long")
+    return body
