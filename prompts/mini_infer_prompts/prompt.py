@@ -163,6 +163,11 @@ class PromptEncoder(ChatTemplates):
         self._adds_special_tokens = loaded.tokenizer.num_special_tokens_to_add(False) > 0
         self._around = _tokens_around(loaded.tokenizer) if self._adds_special_tokens else ([], [])
 
+    @property
+    def tokens_around(self) -> tuple[list[int], list[int]] | None:
+        """The ids before and after every text with special tokens; None if the tokenizer may do something else."""
+        return self._around
+
     def special_token_id(self, name: str) -> int | None:
         """Returns the id of a special token by its name ("eos_token", "bos_token", ...), or None if the
         model has none.
@@ -260,7 +265,7 @@ def is_token_ids(prompt: object) -> bool:
     """True if a `prompt` is one of token ids, judged by its first: it needs no tokenizer, and is still
     to be checked.
     """
-    return isinstance(prompt, list) and bool(prompt) and _is_token_id(prompt[0])
+    return isinstance(prompt, list) and bool(prompt) and is_token_id(prompt[0])
 
 
 _MAX_TOKEN_ID = 2**32 - 1
@@ -280,12 +285,13 @@ _RESERVED_KWARGS = {
 def _prompt(prompt: object, where: FieldPath, add_special_tokens: bool) -> PromptText | list[int]:
     if isinstance(prompt, str):
         return PromptText(prompt, add_special_tokens)
-    if isinstance(prompt, list) and all(map(_is_token_id, prompt)):
+    if isinstance(prompt, list) and all(map(is_token_id, prompt)):
         return prompt
     return refuse_field(where, "must be a string or a list of token ids")
 
 
-def _is_token_id(value: object) -> bool:
+def is_token_id(value: object) -> bool:
+    """True if the value is an id that block keys can carry."""
     return type(value) is int and 0 <= value <= _MAX_TOKEN_ID
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from mini_infer_prompts.text_slices import SLICE_CHARACTERS, can_be_cut, next_cut, parts_of
 from mini_infer_prompts.word_ids import WordIds
@@ -150,6 +150,11 @@ def encode_whole(tokenizer: Tokenizer, text: str, add_special_tokens: bool = Fal
 
 def encode_all(tokenizer: Tokenizer, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
     """Returns the ids of several texts, each by itself. Raises ApiError 400 as `encode_whole` does."""
+    return [encoding.ids for encoding in encodings_of(tokenizer, texts, add_special_tokens)]
+
+
+def encodings_of(tokenizer: Tokenizer, texts: Sequence[str], add_special_tokens: bool = False) -> list[Encoding]:
+    """Returns the library's encodings of several texts, without offsets. Raises ApiError 400 as `encode_whole` does."""
     longest = max(map(len, texts))
     if longest > MAX_WHOLE_CHARACTERS:
         raise ApiError(
@@ -160,8 +165,8 @@ def encode_all(tokenizer: Tokenizer, texts: Sequence[str], add_special_tokens: b
         )
     try:
         # The batch call is the one that can leave out character offsets, which nobody needs here.
-        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-        return [encoding.ids for encoding in encodings]
+        encodings: list[Encoding] = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return encodings
     except BaseException as error:
         # A panic of the library (its regular expressions give up on some millions of blanks) is no Exception.
         if type(error).__name__ != "PanicException":
