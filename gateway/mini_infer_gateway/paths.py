@@ -50,6 +50,8 @@ class EnginePath:
     """True if the model may be omitted while there is only one."""
     any_model: bool = False
     """True if the answer does not depend on the model, so that any engine can answer."""
+    is_salted: bool = False
+    """True if it gets the cache salt of its client's key although its prompts are not tokenised here."""
     accepts_forms: bool = False
     """True if its body may be a form with files."""
     errors: ErrorShape = OPENAI_ERRORS
@@ -57,10 +59,9 @@ class EnginePath:
     """Headers by which the gateway instructs an engine; they are never accepted from clients."""
 
 
-OTHER_SERVERS_PATHS: Final = (
-    *("/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score", "/classify", "/pooling"),
-    *("/v1/audio/speech", "/v1/images/generations", "/v1/moderations"),
-)
+SCORING_PATHS: Final = ("/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score", "/classify", "/v1/classify")
+"""Paths of scores and classes. Only engines know how they join texts, so these requests are routed by load."""
+OTHER_SERVERS_PATHS: Final = ("/pooling", "/v1/audio/speech", "/v1/images/generations", "/v1/moderations")
 """Paths of other OpenAI servers, such as vLLM, that our engines do not serve: JSON bodies that name a model."""
 FORM_PATHS: Final = ("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/edits", "/v1/images/variations")
 """Paths of other OpenAI servers that take forms with files."""
@@ -68,6 +69,7 @@ FORM_PATHS: Final = ("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/
 ENGINE_PATHS: Final = {
     row.path: row
     for row in (
+        *(EnginePath(path=path, is_salted=True) for path in SCORING_PATHS),
         *(EnginePath(path=path) for path in OTHER_SERVERS_PATHS),
         *(EnginePath(path=path, accepts_forms=True) for path in FORM_PATHS),
         EnginePath(path=CHAT_PATH, prompts=chat_prompts, continued="chunks"),

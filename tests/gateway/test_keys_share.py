@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from mini_infer_contract.launch import CLIENT_HEADER, Endpoint
+from mini_infer_gateway.paths import SCORING_PATHS
 from mini_infer_web.api_keys import ApiKeys
 from tests.engine.server.dry_server import DryServer, free_port
 from tests.gateway.test_waiting_here import busy, waiting
@@ -159,6 +160,21 @@ async def test_hits_stay_exact_when_the_cache_is_salted_by_key(
         reported, thought = await cached(gateway.url, "sk-many", **mine)
         assert (reported > 0) == (not salts)
         assert thought == reported
+
+
+@pytest.mark.parametrize("path", SCORING_PATHS)
+async def test_scores_are_authorised_clamped_and_salted_as_texts_are(keys: ApiKeys, path: str) -> None:
+    body = {"model": "m", "query": "q", "documents": ["d"], "priority": -5, "cache_salt": "own"}
+    sent = []
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, keys=keys) as gateway:
+        for key, status in (("sk-few", 200), ("sk-many", 200), ("sk-none", 401)):
+            headers = {"authorization": f"Bearer {key}"}
+            async with gateway.client.post(gateway.url + path, json=body, headers=headers) as response:
+                assert response.status == status
+                sent.append((await response.json()).get("asked"))
+    few, many, _ = sent
+    assert few["priority"] == many["priority"] == 0
+    assert len({"own", few["cache_salt"], many["cache_salt"]}) == 3
 
 
 async def test_hits_stay_exact_when_only_the_engine_has_keys(engine: tuple[DryServer, Endpoint]) -> None:

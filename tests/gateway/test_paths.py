@@ -7,12 +7,12 @@ import aiohttp
 import msgspec
 import pytest
 
-from mini_infer_gateway.paths import FORM_PATHS, OTHER_SERVERS_PATHS
+from mini_infer_gateway.paths import FORM_PATHS, OTHER_SERVERS_PATHS, SCORING_PATHS
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import running_gateway
 
 
-async def test_paths_of_other_servers_are_forwarded_by_load() -> None:
+async def test_scores_and_paths_of_other_servers_are_forwarded_by_load() -> None:
     async with (
         FakeEngine("a", events=False, assets=False) as a,
         FakeEngine("b", events=False, assets=False) as b,
@@ -25,7 +25,7 @@ async def test_paths_of_other_servers_are_forwarded_by_load() -> None:
                 assert response.status == 200
                 return await response.json()
 
-        for path in OTHER_SERVERS_PATHS:
+        for path in (*SCORING_PATHS, *OTHER_SERVERS_PATHS):
             answers = await asyncio.gather(send_request(path), send_request(path))
             assert [answer["path"] for answer in answers] == [path, path]
             assert [answer["asked"]["query"] for answer in answers] == [path, path]

@@ -29,7 +29,7 @@ from mini_infer_contract.events import (
     sequence_frame,
 )
 from mini_infer_contract.launch import DRAINING_HEADER, Endpoint
-from mini_infer_gateway.paths import FORM_PATHS, OTHER_SERVERS_PATHS
+from mini_infer_gateway.paths import FORM_PATHS, OTHER_SERVERS_PATHS, SCORING_PATHS
 from mini_infer_prompts.prompt import PromptAssets, PromptEncoder, chat_prompt_ids
 from tests.support.fake_cache import FakeCache
 from tests.support.prompt_ids import completion_prompt_ids
@@ -118,7 +118,7 @@ class FakeEngine:
         app.router.add_post(COUNT_TOKENS_PATH, self._generate)
         app.router.add_post(RESPONSES_PATH, self._generate)
         app.router.add_post("/tokenize", self._tokenize)
-        for path in OTHER_SERVERS_PATHS:
+        for path in (*SCORING_PATHS, *OTHER_SERVERS_PATHS):
             app.router.add_post(path, self._work)
         for path in FORM_PATHS:
             app.router.add_post(path, self._work_on_file)

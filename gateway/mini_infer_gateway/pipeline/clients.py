@@ -47,7 +47,7 @@ class Client:
         if requested is not None and (allowed := clamped(requested, self.max_priority)) != requested:
             changed["priority"] = allowed
         own = fields.get("cache_salt")
-        if self.salt_of and row.prompts and (own is None or isinstance(own, str)):
+        if self.salt_of and (row.prompts or row.is_salted) and (own is None or isinstance(own, str)):
             changed["cache_salt"] = salted(self.salt_of, own or "")
         return (with_fields(body, changed), fields | changed) if changed else (body, fields)
 
