@@ -193,7 +193,10 @@ SECTIONS: dict[str, Sequence[Limit]] = {
         constant("entries of `logit_bias`", "mini_infer_engine.api.dialects.fields:_MAX_BIASES", as_count, _REFUSED),
         constant("tools", "mini_infer_engine.api.dialects.openai.tools:_MAX_TOOLS", as_count, _REFUSED),
         constant(
-            "inputs of an embedding", "mini_infer_engine.api.dialects.openai.embeddings:MAX_INPUTS", as_count, _REFUSED
+            "inputs of embeddings, scores and classes",
+            "mini_infer_engine.api.dialects.pooling.requests:MAX_INPUTS",
+            as_count,
+            _REFUSED,
         ),
         constant("items of a response's input", f"{_RESPONSES}.conversation:MAX_ITEMS", as_count, _REFUSED),
         constant(

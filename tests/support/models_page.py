@@ -2,6 +2,7 @@
 
 from mini_infer_engine.config.model.transformers_architectures import REFUSED
 from mini_infer_engine.models.support import ModelSupport, supported_models
+from tests.support.pooling_models import ENCODERS
 
 _HEAD = """\
 # Which models run, and from which code
@@ -46,6 +47,13 @@ transformers has none, `--tensor-parallel-size` is refused.
 A decoder that is not listed runs if its attention asks for nothing that the kernels lack. That is found out at its
 start, before weights are read.
 """
+_POOLING = """\
+## Embeddings and scores
+All of the above make [embeddings](embeddings.md), and so do bare decoders of the same families; with a classification
+head they make classes and scores. Encoders run in the pooling engine. Their embeddings, scores and classes equal those
+of transformers on random tiny models, on a CPU ([test_encoders.py](../tests/engine/pooling/test_encoders.py)). Tested
+are the values of `model_type`:
+"""
 _REFUSED = """\
 ## Refused
 A start is refused with the reason, the nearest architecture that runs, and the flag. Tested are:
@@ -85,6 +93,9 @@ def page() -> str:
             _THROUGH,
             f"| architecture | `model_type` | {_HEADING}\n{_RULE}",
             *through,
+            "",
+            _POOLING,
+            ", ".join(f"`{model_type}`" for model_type in sorted(ENCODERS)) + ".",
             "",
             _REFUSED,
             "| architecture | reason |\n|---|---|",

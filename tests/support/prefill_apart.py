@@ -37,6 +37,7 @@ def prefill_apart() -> Iterator[None]:
             stack.callback(context.destroy, linger=0)
             for role, port in zip(("prefill", "decode"), ports, strict=True):
                 built = build_engine(settings, moves_kv=True, **options)
+                assert isinstance(built, BuiltEngine)
                 where = TransferPort(port=port, role=role)
                 revision, memory, opens = built.model_revision, built.memory, built.open_transport
                 worker = start_transfer(context, settings, where, built.engine, revision, memory, opens, weights)

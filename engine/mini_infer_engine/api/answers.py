@@ -132,7 +132,7 @@ class Completion(Generated, kw_only=True):
     obfuscation: str | UnsetType = UNSET
 
 
-class EmbeddingsUsage(Struct):
+class PoolingUsage(Struct):
     """Tokens of all inputs."""
 
     prompt_tokens: int
@@ -140,7 +140,7 @@ class EmbeddingsUsage(Struct):
 
 
 class Embedding(Struct):
-    """The embedding of one input, of length 1; in base64 its fp32 numbers, the least byte first."""
+    """The embedding of one input; in base64 its fp32 numbers, the least byte first."""
 
     object: Literal["embedding"]
     index: int
@@ -154,7 +154,72 @@ class Embeddings(Struct):
     id: str
     model: str
     data: list[Embedding]
-    usage: EmbeddingsUsage
+    usage: PoolingUsage
+
+
+class Score(Struct):
+    """The score of one pair of texts."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class Scores(Struct):
+    """The answer of a request for scores."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: PoolingUsage
+
+
+class RankedDocument(Struct):
+    """The text of a document."""
+
+    text: str
+
+
+class RerankedDocument(Struct):
+    """A document of a reranking."""
+
+    index: int
+    """Index of the document in the request."""
+    relevance_score: float
+    document: RankedDocument | UnsetType = UNSET
+
+
+class Reranked(Struct):
+    """The answer of a reranking, the best document first."""
+
+    id: str
+    model: str
+    usage: PoolingUsage
+    results: list[RerankedDocument]
+
+
+class Class(Struct):
+    """The classes of one input."""
+
+    index: int
+    label: str
+    """The most likely label."""
+    probs: list[float]
+    """Scores of all labels, in the order of the model's labels."""
+    num_classes: int
+
+
+class Classes(Struct):
+    """The answer of a classification."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Class]
+    usage: PoolingUsage
 
 
 class MessageUsage(Struct):

@@ -24,7 +24,10 @@ from mini_infer_engine.api.dialects.invocation import InvocationDialect
 from mini_infer_engine.api.dialects.openai.chat import ChatDialect
 from mini_infer_engine.api.dialects.openai.chat_batch import BatchChatDialect
 from mini_infer_engine.api.dialects.openai.completions import CompletionDialect
-from mini_infer_engine.api.dialects.openai.embeddings import EMBEDDINGS_PATH, EmbeddingDialect
+from mini_infer_engine.api.dialects.pooling.classify import CLASSIFY_PATHS, ClassifyDialect
+from mini_infer_engine.api.dialects.pooling.embeddings import EMBEDDINGS_PATH, EmbeddingDialect
+from mini_infer_engine.api.dialects.pooling.rerank import RERANK_PATHS, RerankDialect
+from mini_infer_engine.api.dialects.pooling.score import SCORE_PATHS, ScoreDialect
 from mini_infer_engine.api.generate import GenerationResponse
 from mini_infer_engine.api.http import RequestIds, install_error_handlers, json_response
 from mini_infer_engine.api.key_check import KeyCheck
@@ -33,6 +36,7 @@ from mini_infer_engine.api.render import render_chat, render_completion
 from mini_infer_engine.api.responses import ServiceResponse, WebSocketResponses, responses_service
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.api.tokenize import count_tokens, detokenize, tokenize
+from mini_infer_engine.core_process.messages import ModelInfo
 from mini_infer_web.api_docs import DOCS_PATHS, FAVICON_PATH, OPENAPI_PATH, docs_file
 from mini_infer_web.api_errors import ApiError, read_json_object
 from mini_infer_web.api_keys import ApiKeys
@@ -57,6 +61,10 @@ def make_app(state: ApiServerState, keys: ApiKeys | None = None, guard: AdminGua
     app.add_middleware(Cors, policy=state.options.cors, routes=app.router.routes)
     install_error_handlers(app)
     service = responses_service(state, app)
+
+    def loaded() -> ModelInfo | None:
+        return state.core.model
+
     for path, method, handler in (
         ("/v1/chat/completions", "POST", lambda request: _generate(state, request, ChatDialect())),
         ("/v1/completions", "POST", lambda request: _generate(state, request, CompletionDialect())),
@@ -64,7 +72,13 @@ def make_app(state: ApiServerState, keys: ApiKeys | None = None, guard: AdminGua
         ("/invocations", "POST", lambda request: _generate(state, request, InvocationDialect())),
         ("/v1/chat/completions/render", "POST", lambda request: render_chat(state, request)),
         ("/v1/completions/render", "POST", lambda request: render_completion(state, request)),
-        (EMBEDDINGS_PATH, "POST", lambda request: _generate(state, request, EmbeddingDialect())),
+        (EMBEDDINGS_PATH, "POST", lambda request: _generate(state, request, EmbeddingDialect(loaded))),
+        *((path, "POST", lambda request: _generate(state, request, ScoreDialect(loaded))) for path in SCORE_PATHS),
+        *((path, "POST", lambda request: _generate(state, request, RerankDialect(loaded))) for path in RERANK_PATHS),
+        *(
+            (path, "POST", lambda request: _generate(state, request, ClassifyDialect(loaded)))
+            for path in CLASSIFY_PATHS
+        ),
         (MESSAGES_PATH, "POST", lambda request: _generate(state, request, MessagesDialect())),
         (COUNT_TOKENS_PATH, "POST", lambda request: count_tokens(state, request)),
         ("/v1/models", "GET", lambda request: _models(state)),

@@ -36,6 +36,8 @@ from mini_infer_engine.parsing.base import OutputParser
 from mini_infer_engine.parsing.parser import FormatParser, check_parsing, markers
 from mini_infer_engine.text.bad_words import with_bad_words
 from mini_infer_engine.text.detokenizer import Decoder
+from mini_infer_engine.text.pooled_prompts import check_task
+from mini_infer_engine.text.pooled_result import check_dimensions
 from mini_infer_engine.text.text_model import LONG_BYTES, TextModel
 from mini_infer_engine.text.tokenizing import whole
 from mini_infer_engine.text.truncation import truncated
@@ -231,18 +233,19 @@ async def checked(
     if sampling.max_tokens is not None and not limit.is_requested:
         # Nobody is told that it is too many, and the core reads numbers of 64 bits.
         sampling = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, model.max_model_len))
-    if spec.dimensions is not None and spec.dimensions > model.hidden_size:
-        has = f"embeddings of this model have {model.hidden_size}"
-        raise ParameterError("dimensions", f"dimensions is {spec.dimensions}, and {has}: ask for fewer")
-    limits = text.limits(model.max_model_len) if spec.truncation is None else None
+    check_task(model.pooler, spec.task)
+    check_dimensions(model.pooler, spec.dimensions)
+    output_room = 1 if spec.pooled is None else model.output_room
+    limits = text.limits(model.max_model_len, output_room) if spec.truncation is None else None
     job = spec.prompt_ids(text.encoder, limits)
     # A few token ids are read here: the way through a thread would take longer.
     is_long = size_bytes >= LONG_BYTES or (spec.needs_text and text.encoder is not None)
     prompts = await text.in_slices(job, size_bytes) if is_long else whole(job)
     max_tokens = limit.max_tokens if limit.is_requested else None
-    prompts = truncated(prompts, spec.truncation, model.max_model_len, max_tokens or 1)
-    for prompt in prompts:
-        check_prompt(prompt, model.max_model_len, model.vocab_size, spec.prompt_param)
+    prompts = truncated(prompts, spec.truncation, model.max_model_len, max_tokens or output_room)
+    for index, prompt in enumerate(prompts):
+        param = spec.prompt_param if spec.pooled is None else spec.pooled.paths[index]
+        check_prompt(prompt, model.max_model_len, model.vocab_size, param, output_room=output_room)
         if spec.resume_token_ids:
             check_resumed(len(prompt), spec.resume_token_ids, model.max_model_len, model.vocab_size)
         if limit.is_requested and limit.max_tokens is not None:

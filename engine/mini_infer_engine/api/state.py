@@ -173,7 +173,8 @@ class ApiServerState:
         """Returns one request for each choice, those of one prompt next to each other; copies differ in seed."""
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         requests: list[Request] = []
-        for prompt in prompts:
+        type_starts = [0] * len(prompts) if spec.pooled is None else spec.pooled.type_starts
+        for prompt, type_start in zip(prompts, type_starts, strict=True):
             ids = [core_id(request_id, next(self._serials)) for _ in range(spec.copies)]
             search = None
             if spec.beams is not None:
@@ -190,7 +191,8 @@ class ApiServerState:
                     noise_seed=(seed + copy) % 2**63,
                     resumed_token_ids=spec.resume_token_ids,
                     beam_search=search,
-                    embeds=spec.embeds,
+                    embeds=spec.pooled is not None,
+                    token_type_start=type_start,
                     kv_source=source,
                     retains_kv=retains_kv(spec.kv_transfer_params),
                 )

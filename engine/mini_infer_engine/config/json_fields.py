@@ -17,9 +17,16 @@ MOST = 2**40
 class Fields:
     """A JSON object whose reads fail with the file, the key and the value."""
 
-    def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, values: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> None:
         self.path = path
         self.values = values
+        self.overrides = overrides or {}
+        """Values that replace those of the file; they are in `values` already."""
+
+    def overridden(self, overrides: Mapping[str, Any]) -> "Fields":
+        """Returns these fields with other values; an object's are merged into the file's (vLLM's `hf_overrides`)."""
+        merged = _merged(self.values, overrides)
+        return Fields(self.path, merged, {key: merged[key] for key in overrides})
 
     @staticmethod
     def read(path: Path) -> "Fields":
@@ -104,3 +111,11 @@ class Fields:
         if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in ids):
             raise self.refuse(key, "must be a token id or a list of them.")
         return tuple(ids)
+
+
+def _merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(values)
+    for key, value in overrides.items():
+        below = merged.get(key)
+        merged[key] = _merged(below, value) if isinstance(value, dict) and isinstance(below, dict) else value
+    return merged

@@ -65,7 +65,7 @@ class Row(msgspec.Struct, gc=False):
     num_prompt_logprobs: int = 0
     """Number of most likely tokens that are reported at each prompt position; -1 means all."""
     embeds: bool = False
-    """True if the last token's hidden state is returned in addition to what is sampled."""
+    """True if what the pooler makes of the last token is returned in addition to what is sampled."""
     num_drafts: int | None = None
     """Largest number of draft tokens that the runner appends to a decode row's last token and verifies in this pass.
 

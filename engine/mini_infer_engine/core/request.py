@@ -163,7 +163,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     resumed_token_ids: Sequence[int] = ()
     """Output that another engine generated: it counts as this request's own, and generation continues after it."""
     embeds: bool = False
-    """True if the result is the hidden state of the prompt's last token, and no text."""
+    """True if the result is the model's embedding or scores of the prompt, and no text."""
+    token_type_start: int = 0
+    """Index from which tokens have type 1, as the second text of a pair has for BERT; 0 for none."""
     beam_search: BeamSearch | None = None
     """Beam search instead of sampling: temperature, filters, penalties and biases then have no effect."""
 
@@ -224,7 +226,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     prompt_logprobs: Sequence[TokenLogprobs] = ()
     """Log probabilities of prompt tokens from the second on, as far as computed since the last output."""
     embedding: bytes = b""
-    """The embedding of a request with `embeds`: packed fp32 numbers, normalized to length 1."""
+    """The result of a request with `embeds`: packed fp32 numbers, before any normalisation or activation."""
     cumulative_logprob: float | None = None
     """The sum of a beam's log probabilities over its tokens. A beam is reported as a whole."""
     kv_fallback: str = ""

@@ -17,4 +17,4 @@ class PassResult:
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """Maps rows to log probabilities of each of their `prompt_targets`."""
     embeddings: dict[int, bytes] = field(default_factory=dict)
-    """Maps rows with `embeds` to the last token's hidden state after the last norm, of length 1, as packed fp32."""
+    """Maps rows with `embeds` to what the pooler makes of their last token, as packed fp32."""

@@ -4,13 +4,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.json_fields import Fields
+from mini_infer_engine.config.options.hf_overrides import parse_hf_overrides
 from mini_infer_engine.config.options.settings import EngineSettings, num_ranks
 from mini_infer_engine.config.options.speculation import speculation_of
+from mini_infer_engine.config.pooling.pooler_config import PoolerConfig
 from mini_infer_engine.core.batch import Runner
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.grammars.compiler import GrammarCompiler
@@ -27,6 +32,8 @@ from mini_infer_engine.kv_transfer.layout import KVMemory
 from mini_infer_engine.kv_transfer.transport import OpenTransport
 from mini_infer_engine.kv_transfer.transports.open_transport import open_transport
 from mini_infer_engine.model_path import resolve_model
+from mini_infer_engine.pooling.engine import PoolingEngine
+from mini_infer_engine.pooling.engine_choice import runs_in_pooling_engine
 from mini_infer_process.interpreter import no_collection
 from mini_infer_prompts.prompt import PromptAssets
 from mini_infer_prompts.tokenizer_files import load_tokenizer
@@ -51,6 +58,14 @@ class BuiltEngine:
     open_transport: OpenTransport
 
 
+@dataclass(frozen=True, slots=True)
+class BuiltPoolingEngine:
+    """An engine of a model that generates nothing: it has no pages, and no KV transfer."""
+
+    engine: PoolingEngine
+    model: ModelInfo
+
+
 def build_engine(
     settings: EngineSettings,
     dry_run: DryRun | None = None,
@@ -58,7 +73,7 @@ def build_engine(
     record_events: bool = True,
     watched: "Watched | None" = None,
     moves_kv: bool = False,
-) -> BuiltEngine:
+) -> BuiltEngine | BuiltPoolingEngine:
     """Loads the model and creates its engine. Raises ValueError with the reason if the model or the settings are at
     fault.
 
@@ -67,6 +82,10 @@ def build_engine(
     """
     if dry_run is not None:
         return _build_dry(settings, dry_run, record_events)
+    folder = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
+    fields = Fields.read(folder / "config.json").overridden(parse_hf_overrides(settings.hf_overrides))
+    if runs_in_pooling_engine(fields, folder, settings.model_impl):
+        return _build_pooling(settings, folder, fields, record_events, moves_kv=moves_kv)
     return _build_real(settings, record_events, watched, moves_kv)
 
 
@@ -91,6 +110,7 @@ def _build_dry(settings: EngineSettings, dry_run: DryRun, record_events: bool) -
     )
     info = _model_info(runner, max_model_len, dry_model.VOCAB_SIZE)
     info = msgspec.structs.replace(info, hidden_size=EMBEDDING_SIZE, revision=dry_model.DRY_MODEL)
+    info = msgspec.structs.replace(info, pooler=PoolerConfig(size=EMBEDDING_SIZE))
     memory = runner.kv_memory()
     opens = partial(open_transport, memory=memory)
     return BuiltEngine(engine, info, dry_model.DRY_MODEL, memory, opens)
@@ -130,7 +150,32 @@ def _build_real(
         model = msgspec.structs.replace(model, pipeline_parallel_size=settings.pipeline_parallel_size)
     model = msgspec.structs.replace(model, kernels=kernels, hidden_size=config.hidden_size, revision=revision)
     model = msgspec.structs.replace(model, device_memory=runner.memory.bytes_by_tag(), model_impl=config.model_impl)
+    model = msgspec.structs.replace(model, pooler=config.pooler)
     return BuiltEngine(engine, model, revision, runner.kv_memory(), runner.open_transport)
+
+
+def _build_pooling(
+    settings: EngineSettings, folder: Path, fields: Fields, record_events: bool, *, moves_kv: bool
+) -> BuiltPoolingEngine:
+    """Loads a model that generates nothing into an engine without pages."""
+    if moves_kv:
+        raise ModelError("--transfer-port: this model has no keys and values to transfer: leave it out")
+    with no_collection():
+        from mini_infer_engine.pooling.build import load_pooling_engine
+    engine, model = load_pooling_engine(settings, folder, fields, record_events=record_events)
+    info = ModelInfo(
+        max_model_len=engine.max_model_len,
+        vocab_size=model.vocab_size,
+        page_size=0,
+        num_pages=0,
+        revision=f"{settings.model}@{settings.revision or ''}",
+        hidden_size=model.hidden_size,
+        pooler=model.config,
+        output_room=0,
+        model_impl="transformers",
+        device_memory={"weights": model.weight_bytes},
+    )
+    return BuiltPoolingEngine(engine, info)
 
 
 def _load(settings: EngineSettings, watched: "Watched | None", moves_kv: bool) -> "ModelRunner | ParallelRunner":

@@ -59,7 +59,8 @@ def _weights(settings: EngineSettings, dry_run: DryRun | None) -> str:
         content = f"dummy:{config}:{settings.seed}"
     else:
         content = checkpoint_digest(Path(folder))
-    return f"{content}:{_rounding(settings)}"
+    overrides = f":{settings.hf_overrides}" if settings.hf_overrides else ""
+    return f"{content}:{_rounding(settings)}{overrides}"
 
 
 def _rounding(settings: EngineSettings) -> str:

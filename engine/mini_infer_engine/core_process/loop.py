@@ -28,13 +28,14 @@ from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Output
 from mini_infer_engine.core.stats import EngineStats
 from mini_infer_engine.core_process import messages
-from mini_infer_engine.core_process.build import build_engine
+from mini_infer_engine.core_process.build import BuiltEngine, build_engine
 from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.core_process.kv_transfer import begin_identity, start_transfer
 from mini_infer_engine.core_process.peer_requests import check_peer_request
 from mini_infer_engine.core_process.publisher import EventPublisher
 from mini_infer_engine.distributed.exit_reason import write_reason
 from mini_infer_engine.kv_transfer.worker import TransferWorker
+from mini_infer_engine.pooling.engine import PoolingEngine
 from mini_infer_process import zmq_limits
 from mini_infer_process.curve import PeerAuthenticator
 from mini_infer_process.heap import HeapTrimmer
@@ -71,7 +72,7 @@ class CoreLoop:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Engine | PoolingEngine,
         router: zmq.Socket[bytes],
         publisher: EventPublisher,
         parent_pid: int,
@@ -217,7 +218,7 @@ def serve(config: CoreConfig, folder: Path) -> None:
             import_permanently("torch")
         watched = _watched(config, folder) if has_ranks else None
         built = build_engine(config.settings, config.dry_run, watched=watched, moves_kv=moves_kv)
-        if weights is not None:
+        if weights is not None and isinstance(built, BuiltEngine):
             sys.setswitchinterval(_SWITCH_S)
             transfer = start_transfer(
                 context,

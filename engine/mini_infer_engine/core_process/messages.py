@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from mini_infer_engine.config.pooling.pooler_config import LAST_TOKEN, PoolerConfig
 from mini_infer_engine.core.request import Output, Request
 from mini_infer_engine.core.stats import EngineStats
 
@@ -76,7 +77,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     revision: str = ""
     """Root of the keys of cached blocks (contract.blocks.root_key)."""
     hidden_size: int = 0
-    """Numbers in an embedding; 0 if the model has none."""
+    """Width of the model's hidden states."""
+    pooler: PoolerConfig = LAST_TOKEN
+    """What a pooling request computes."""
+    output_room: int = 1
+    """Tokens of the context that a prompt must leave free."""
     kv_transport: str = ""
     """Name of the transport for KV transfer; empty if it is off."""
     tensor_parallel_size: int = 1

@@ -1,10 +1,12 @@
 """Builds models by the name of their architecture: a new model is one file and one line of `MODELS`."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from mini_infer_contract.engine_options import ModelImpl
 from mini_infer_engine.config.errors import ModelError
@@ -17,6 +19,7 @@ from mini_infer_engine.config.model.architectures import (
 )
 from mini_infer_engine.config.model.generation_defaults import GenerationDefaults
 from mini_infer_engine.config.model.model_config import ModelConfig
+from mini_infer_engine.config.pooling.read_pooler import read_pooler
 from mini_infer_engine.gguf.folder import weights_file
 from mini_infer_engine.models.causal_model import CausalModel
 from mini_infer_engine.models.decoder import DecoderModel
@@ -52,24 +55,42 @@ def class_of(config: ModelConfig) -> type[CausalModel]:
     return TransformersModel
 
 
-def read_config(directory: Path, impl: ModelImpl = "auto", *, trust_remote_code: bool = False) -> ModelConfig:
-    """Reads and checks `config.json`, and the EOS ids of `generation_config.json` and of the tokenizer.
+def read_config(
+    directory: Path,
+    impl: ModelImpl = "auto",
+    *,
+    trust_remote_code: bool = False,
+    overrides: Mapping[str, Any] | None = None,
+) -> ModelConfig:
+    """Reads and checks `config.json`, the EOS ids of `generation_config.json` and of the tokenizer, and the pooler.
 
-    `impl` is the engine option `model_impl`. `trust_remote_code` allows that code of the folder runs.
+    `impl` is the engine option `model_impl`. `trust_remote_code` allows that code of the folder runs. `overrides`
+    replace values of `config.json`.
 
     Raises:
         ModelError: a file is missing, unreadable, or requests something that the engine does not support.
     """
     generation = GenerationDefaults.from_directory(directory)
-    file = Fields.read(directory / "config.json")
+    file = Fields.read(directory / "config.json").overridden(overrides or {})
     if runs_through_transformers(file, impl):
         _check_counts(file)
         config = _transformers_config(file, generation, trust_remote_code=trust_remote_code)
-        return replace(config, eos_token_ids=_eos_token_ids(directory, file, generation, config.vocab_size))
+        return _completed(config, directory, file, file, generation)
     fields, architecture = text_model(file)
     _check_counts(fields)
     config = model_class(architecture).parse_config(fields, architecture, generation.eos_token_ids)
-    return replace(config, eos_token_ids=_eos_token_ids(directory, fields, generation, config.vocab_size))
+    return _completed(config, directory, file, fields, generation)
+
+
+def _completed(
+    config: ModelConfig, directory: Path, file: Fields, fields: Fields, generation: GenerationDefaults
+) -> ModelConfig:
+    """Returns the config with what other files say: `file` is the whole config, `fields` the text model's."""
+    return replace(
+        config,
+        eos_token_ids=_eos_token_ids(directory, fields, generation, config.vocab_size),
+        pooler=read_pooler(file, directory, config.hidden_size),
+    )
 
 
 def _check_counts(fields: Fields) -> None:

@@ -9,9 +9,7 @@ import logging
 import threading
 import time
 import weakref
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -31,13 +29,16 @@ from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.offline import vllm_surface
 from mini_infer_engine.offline.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, Logprob
 from mini_infer_engine.offline.metrics import Counter, Gauge, RequestStateStats, metrics_of
+from mini_infer_engine.offline.pooling_calls import PoolingCalls
 from mini_infer_engine.offline.prompts import OfflinePrompt, Prompt, listed, packed, read_prompt
 from mini_infer_engine.offline.sampling_params import SamplingParams, for_engine
 from mini_infer_engine.offline.settings import model_name, settings_of
+from mini_infer_engine.pooling.engine import PoolingEngine
 from mini_infer_engine.structured.params import of_structured_outputs
 from mini_infer_engine.text.bad_words import with_bad_words
 from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.output_text import OutputText
+from mini_infer_engine.text.pooled_prompts import check_task
 from mini_infer_engine.text.text_model import TextModel
 from mini_infer_engine.text.token_bytes import TokenBytes
 from mini_infer_engine.text.validation import ParameterError, check_prompt, check_sampling
@@ -82,25 +83,6 @@ class RequestOutput(msgspec.Struct, frozen=True):
     """Times of the first of its outputs."""
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingOutput:
-    """The vector of one prompt."""
-
-    embedding: list[float]
-    """The vector, of length 1."""
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingRequestOutput:
-    """The result of one prompt that was to be embedded."""
-
-    request_id: str
-    outputs: EmbeddingOutput
-    prompt_token_ids: list[int]
-    finished: bool
-    num_cached_tokens: int
-
-
 class _Reply(OutputText):
     """The output of one request, with its log probabilities and times."""
 
@@ -129,7 +111,7 @@ class _Reply(OutputText):
         )
 
 
-class LLM:
+class LLM(PoolingCalls):
     """A model and its engine. Calls of several threads wait for each other."""
 
     def __init__(self, model: str | PathLike[str], **settings: Any) -> None:
@@ -152,7 +134,7 @@ class LLM:
             options.generation_config,
             chat_template=options.chat_template,
         )
-        self._engine: Engine | OfflineEngines
+        self._engine: Engine | PoolingEngine | OfflineEngines
         if self.settings.data_parallel_size > 1:
             self._engine = OfflineEngines(self.settings, dry_run)
             self.model_info = self._engine.model
@@ -190,7 +172,7 @@ class LLM:
         with self._engine_lock:
             return metrics_of(self._engine_here("get_metrics").stats(), self.settings.model)
 
-    def _engine_here(self, method: str) -> Engine:
+    def _engine_here(self, method: str) -> Engine | PoolingEngine:
         if isinstance(self._engine, OfflineEngines):
             raise ValueError(f"LLM.{method} needs the engine in this process: leave data_parallel_size at 1")
         return self._engine
@@ -341,32 +323,6 @@ class LLM:
         replies = iter(self._replies(requests, use_tqdm))
         return [BeamSearchOutput([self._beam(next(replies)) for _ in search]) for search in searches]
 
-    def embed(
-        self, prompts: Prompt | Sequence[Prompt], use_tqdm: bool = True, **others: Any
-    ) -> list[EmbeddingRequestOutput]:
-        """Returns the hidden state of each prompt's last token, L2-normalised; for models that are trained to embed so.
-
-        Raises ValueError if a prompt is at fault.
-        """
-        vllm_surface.refuse_others("embed", others, vllm_surface.EMBED)
-        sampling = core_request.SamplingParams(temperature=0.0, max_tokens=1)
-        requests = []
-        for index, prompt in enumerate(self._read(prompts)):
-            token_ids = packed(index, prompt.token_ids)
-            self._check(index, token_ids, sampling)
-            name = str(next(self._ids))
-            requests.append(Request(request_id=name, prompt_token_ids=token_ids, sampling=sampling, embeds=True))
-        return [
-            EmbeddingRequestOutput(
-                reply.request.request_id,
-                EmbeddingOutput(array("f", reply.embedding).tolist()),
-                list(reply.request.prompt_token_ids),
-                True,
-                reply.num_cached_tokens,
-            )
-            for reply in self._replies(requests, use_tqdm)
-        ]
-
     def _beam(self, reply: _Reply) -> BeamSearchSequence:
         assert reply.cumulative_logprob is not None
         assert reply.beam_score is not None
@@ -492,10 +448,13 @@ class LLM:
     def _check(self, index: int, token_ids: Sequence[int], params: Params) -> None:
         model = self.model_info
         try:
+            check_task(model.pooler, "generate")
             check_prompt(token_ids, model.max_model_len, model.vocab_size)
             check_sampling(params, model.vocab_size, self._text.encoder is not None)
         except ParameterError as error:
             raise ValueError(f"prompt {index}: {error}") from None
+        except ApiError as error:
+            raise ValueError(error.message) from None
 
 
 def _completion(index: int, reply: _Reply) -> CompletionOutput:

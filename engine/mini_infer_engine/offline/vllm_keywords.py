@@ -6,6 +6,8 @@ Knows which of their values request nothing here; the options of this engine che
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from mini_infer_contract.engine_options import EngineOptions
 from mini_infer_contract.options import option_rows
 from mini_infer_engine.config.options.speculation import options_of_config
@@ -29,7 +31,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "collect_detailed_traces": (None,),
     "compilation_config": _ANY,
     "config_format": ("auto", "hf"),
-    "convert": ("auto", "none", "embed"),
+    "convert": ("auto", "none", "embed", "classify"),
     "cpu_offload_gb": (None, 0),
     "cuda_graph_sizes": _ANY,
     "cudagraph_capture_sizes": _ANY,
@@ -84,7 +86,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "h11_max_incomplete_event_size": _ANY,
     "headless": _OFF,
     "hf_config_path": (None,),
-    "hf_overrides": (None, {}),
     "hf_token": (None,),
     "ignore_patterns": _ANY,
     "interleave_mm_strings": _ANY,
@@ -140,7 +141,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "renderer_num_workers": _ANY,
     "response_role": ("assistant",),
     "root_path": (None, ""),
-    "runner": ("auto", "generate", "pooling"),  # every model embeds, too: /v1/embeddings and LLM.embed
+    "runner": ("auto", "generate", "pooling"),  # a model's files decide what it answers
     "safetensors_load_strategy": _ANY,
     "scheduler_cls": (None,),
     "scheduler_delay_factor": (0,),
@@ -152,7 +153,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stream_interval": (None, 1),
     "structured_outputs_config": (None, {}),
     "swap_space": _ANY,  # what is preempted here is computed again, or kept by --kv-swap-memory
-    "task": ("auto", "generate", "embed", "embedding"),
+    "task": ("auto", "generate", "embed", "embedding", "classify", "score", "reward"),
     "tokenizer": (None,),
     "tokenizer_mode": ("auto", "hf"),
     "tokenizer_pool_extra_config": _ANY,
@@ -197,10 +198,11 @@ _REMEDIES = {
     "max_logprobs": "requests may ask for the 20 most likely tokens, or for all with -1",
     "num_gpu_blocks_override": "--kv-cache-memory sets the size of the KV cache in bytes",
     "override_generation_config": "--generation-config names a folder whose file has them",
-    "runner": "models that score, classify or rerank are not served",
+    "pooler_config": "1_Pooling/config.json in the model's folder says how it pools",
+    "runner": "a draft model is --speculative-model",
     "stream_interval": "an event goes out with each step",
     "structured_outputs_config": "llguidance enforces all output; --reasoning-parser is an option of its own",
-    "task": "models that score, classify or rerank are not served",
+    "task": "audio is not served",
     "tokenizer": "the tokenizer is that of the model's folder: put tokenizer.json there",
 }
 _ELSEWHERE = {
@@ -270,6 +272,8 @@ def to_own_names(settings: Mapping[str, Any], model: str | None = None) -> dict[
             left[option] = value
         else:
             check_neutral(name, value, model)
+    if isinstance(overrides := left.get("hf_overrides"), Mapping):
+        left["hf_overrides"] = msgspec.json.encode(overrides).decode()
     if (speculation := left.pop("speculative_config", None)) is not None:
         left |= options_of_config(speculation)
     return left

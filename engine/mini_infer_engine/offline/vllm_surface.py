@@ -1,15 +1,12 @@
 """vLLM's Python API that is not here, by name, with what to use instead. Knows nothing of this engine's own API."""
 
 _SERVER = "start a server, mini-infer-serve, and ask it over HTTP with any asynchronous client"
-_POOLING = "models that score, classify or rerank are not served; LLM.embed returns vectors"
 _WEIGHTS = "weights do not change while the engine runs: make another LLM"
 _ONE_PROCESS = "workers are not reachable from outside: options of LLM set what they do"
 
 METHODS: dict[str, str] = {
     "apply_model": _ONE_PROCESS,
-    "classify": _POOLING,
     "collective_rpc": _ONE_PROCESS,
-    "encode": "use LLM.embed, which returns the normalised state of each prompt's last token",
     "enqueue": "LLM.generate takes all prompts at once",
     "enqueue_chat": "LLM.chat takes all conversations at once",
     "finish_weight_update": _WEIGHTS,
@@ -22,8 +19,7 @@ METHODS: dict[str, str] = {
     "render_chat": "POST /v1/chat/completions/render shows how conversations are rendered",
     "reset_encoder_cache": "images are not served, so there is no such cache",
     "reset_mm_cache": "images are not served, so there is no such cache",
-    "reward": _POOLING,
-    "score": _POOLING,
+    "reward": "LLM.classify(..., pooling_params=PoolingParams(use_activation=False)) returns the score of each prompt",
     "set_tokenizer": "the tokenizer is that of the model's folder: put tokenizer.json there",
     "sleep": "delete the LLM to free its memory, and make another one",
     "start_profile": "run the program under torch.profiler or nsys",
@@ -39,18 +35,11 @@ NAMES: dict[str, str] = {
     "AsyncEngineArgs": "LLM(...) takes the same keywords; " + _SERVER,
     "AsyncLLM": "use LLM from a thread, or " + _SERVER,
     "AsyncLLMEngine": "use LLM from a thread, or " + _SERVER,
-    "ClassificationOutput": _POOLING,
-    "ClassificationRequestOutput": _POOLING,
     "EngineArgs": "LLM(...) takes the same keywords",
     "LLMEngine": "LLM runs the engine; " + _SERVER,
     "LoRARequest": "adapters are not served yet: merge them into the weights",
     "ModelRegistry": "docs/models.md lists the architectures that there are",
-    "PoolingOutput": _POOLING,
-    "PoolingParams": "LLM.embed takes none: vectors are normalised states of the last token",
-    "PoolingRequestOutput": _POOLING,
     "PromptType": "a prompt is a text, token ids, TextPrompt or TokensPrompt",
-    "ScoringOutput": _POOLING,
-    "ScoringRequestOutput": _POOLING,
     "initialize_ray_cluster": "--nnodes and --master-addr connect machines: docs/parallelism.md",
 }
 """Names that `vllm` exports."""
@@ -80,9 +69,8 @@ _REMEDIES = {
     "concurrency_limit": "all prompts run at once: leave it out",
     "lora_request": "adapters are not served yet: leave it out, or merge them into the weights",
     "mm_processor_kwargs": "images are not served: leave it out",
-    "pooling_params": "vectors are normalised states of the last token: leave it out",
+    "priority": "all prompts run at once: leave it out",
     "tokenization_kwargs": "give token ids, cut as they should be",
-    "truncate_prompt_tokens": "give token ids, cut as they should be",
 }
 CHAT: dict[str, tuple[object, ...]] = {
     "chat_template": (None,),
@@ -91,11 +79,11 @@ CHAT: dict[str, tuple[object, ...]] = {
     "tokenization_kwargs": (None, {}),
 }
 GENERATE: dict[str, tuple[object, ...]] = {"tokenization_kwargs": (None, {}), "mm_processor_kwargs": (None, {})}
-EMBED: dict[str, tuple[object, ...]] = {
+POOLING: dict[str, tuple[object, ...]] = {
+    "chat_template": (None,),
     "lora_request": (None,),
-    "pooling_params": (None,),
+    "priority": (None,),
     "tokenization_kwargs": (None, {}),
-    "truncate_prompt_tokens": (None,),
 }
 BEAM_SEARCH: dict[str, tuple[object, ...]] = {"concurrency_limit": (None,), "lora_request": (None,)}
 """Keywords of vLLM's methods, and the values at which they request nothing."""

@@ -26,12 +26,14 @@ _SPARE_BYTES = 1_000_000_000
 """Bytes that are left free on the disk."""
 
 
-def calibration_file(directory: Path, rows: Tensor, kind: str, dtype: torch.dtype, device: torch.device) -> Path:
-    """Returns the file for these weights and texts, which need not exist."""
+def calibration_file(
+    directory: Path, rows: Tensor, kind: str, dtype: torch.dtype, device: torch.device, overrides: str | None = None
+) -> Path:
+    """Returns the file for these weights and texts, which need not exist. `overrides` replace values of the config."""
     gguf = weights_file(directory)
     files = [gguf] if gguf is not None else sorted(directory.glob("*.safetensors"))
     weights = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    config = (directory / "config.json").read_bytes()
+    config = (directory / "config.json").read_bytes() + (overrides or "").encode()
     identity = repr((_FORM, weights, kind, str(dtype), device.type, torch.__version__)).encode()
     digest = hashlib.sha256(identity + config + rows.cpu().numpy().tobytes()).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())

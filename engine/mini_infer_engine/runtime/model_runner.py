@@ -13,6 +13,7 @@ from torch import Tensor
 from mini_infer_engine.communication.rank_group import ALONE_IN_GROUP, RankGroup
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.model.model_config import ModelConfig
+from mini_infer_engine.config.options.hf_overrides import parse_hf_overrides
 from mini_infer_engine.config.options.settings import EngineSettings, ResolvedSettings, ranks_per_node
 from mini_infer_engine.core.batch import Batch, TokenMasks
 from mini_infer_engine.core.request import Request
@@ -126,7 +127,12 @@ def load_runner(
     directory = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
     # Code that a hub may change between two starts is not run: a folder has what its owner has read.
     trusts_code = settings.trust_remote_code and Path(settings.model).expanduser().is_dir()
-    config = read_config(directory, settings.model_impl, trust_remote_code=trusts_code)
+    config = read_config(
+        directory,
+        settings.model_impl,
+        trust_remote_code=trusts_code,
+        overrides=parse_hf_overrides(settings.hf_overrides),
+    )
     return make_runner(settings, config, directory, kind, group, reports_layers=reports_layers)
 
 

@@ -37,6 +37,7 @@ from mini_infer_engine.quantization.on_load import Quantization, quantize_on_loa
 from mini_infer_engine.runtime.calibration import calibrate, calibrates, calibration_rows, restore
 from mini_infer_engine.runtime.calibration_cache import calibration_file, keep_calibrated, read_calibrated
 from mini_infer_engine.runtime.memory.kv_storage import kv_quantization_of
+from mini_infer_engine.runtime.pooler import IDENTITY, Pooler, load_pooler
 from mini_infer_engine.speculation.draft_files import find_draft, resolve_speculative_model
 from mini_infer_engine.speculation.head import SpeculativeHead, load_head
 
@@ -60,6 +61,8 @@ class ModelWorker:
     """Format in which keys and values are stored; None means `dtype`."""
     link: StageLink = NO_LINK
     """The link to the other stages of a pipeline."""
+    pooler: Pooler = IDENTITY
+    """The layers that make embeddings or scores of hidden states."""
 
     @classmethod
     def load(
@@ -89,8 +92,9 @@ class ModelWorker:
             round_alike(model, collectives)
         draft = cls._load_draft(settings, config, directory, device, dtype)
         head = _load_head(settings, config, device, dtype)
+        pooler = load_pooler(config.pooler, config.hidden_size, device, checkpoint, settings.seed)
         model = _fill_model(model, checkpoint, settings, device, dtype)
-        return cls(model.config, model, device, dtype, collectives, draft, head, kv_quantization, link)
+        return cls(model.config, model, device, dtype, collectives, draft, head, kv_quantization, link, pooler)
 
     @classmethod
     def _load_draft(
@@ -129,7 +133,8 @@ class ModelWorker:
     def weight_tensors(self) -> list[Tensor]:
         """Returns all weights on the device, including those of the draft model or the speculative head."""
         head = () if self.head is None else self.head.parameters()
-        return [*weight_tensors(self.model), *head, *([] if self.draft is None else self.draft.weight_tensors())]
+        draft = [] if self.draft is None else self.draft.weight_tensors()
+        return [*weight_tensors(self.model), *head, *self.pooler.parameters(), *draft]
 
     def kv_spec(self, page_size: int, kv_cache: KVCacheConfig | None = None) -> KVSpec:
         """Returns the layout of a page of so many tokens, of all layers or as these KV groups have them."""
@@ -157,7 +162,7 @@ class ModelWorker:
             return
         file = None
         if directory is not None and self.collectives.parallel.size == 1:
-            file = calibration_file(directory, rows, kind, self.dtype, self.device)
+            file = calibration_file(directory, rows, kind, self.dtype, self.device, settings.hf_overrides)
             if self._restore(file):
                 log.info("%s weights were calibrated before, and are read from %s", kind, file)
                 return

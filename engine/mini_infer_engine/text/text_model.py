@@ -86,9 +86,9 @@ class TextModel:
             return ""
         return self.encoder.decode(list(token_ids[-_PROMPT_END_TOKENS:]), skip_special_tokens=False)
 
-    def limits(self, max_model_len: int) -> PromptLimits:
-        """Returns the limits on the length of a prompt."""
-        return PromptLimits(max_model_len, self._longest_token)
+    def limits(self, max_model_len: int, output_room: int = 1) -> PromptLimits:
+        """Returns the limits on the length of a prompt, which leaves room for so many tokens."""
+        return PromptLimits(max_model_len, self._longest_token, output_room)
 
     async def in_slices(self, job: Sliced[Result], size_bytes: int) -> Result:
         """Runs tokenisation on a thread of its own, a slice at a time, so that other requests come in between.

@@ -37,9 +37,11 @@ _CHARACTER_TOKENS = 4
 class PromptLimits:
     """Limits on the length of a prompt: in tokens, and in the characters of the longest text with so many tokens."""
 
-    def __init__(self, max_model_len: int, longest_token_characters: int) -> None:
+    def __init__(self, max_model_len: int, longest_token_characters: int, output_room: int = 1) -> None:
         self.max_model_len = max_model_len
         self.max_characters = max_model_len * longest_token_characters
+        self._output_room = output_room
+        self._context = context_length(max_model_len) + (", which must also hold the output" if output_room else "")
 
     def check_characters(self, count: int, param: FieldPath) -> None:
         """Raises ParameterError if a text of so many characters has more tokens than the context, whatever they are."""
@@ -55,21 +57,23 @@ class PromptLimits:
         """Raises ParameterError if a prompt of token ids, or one of several, is too long to examine each id."""
         is_one = is_token_ids(prompts)
         for index, prompt in enumerate([prompts] if is_one else prompts if isinstance(prompts, list) else ()):
-            if is_token_ids(prompt) and len(prompt) >= self.max_model_len:
-                param: FieldPath = ("prompt",) if is_one else ("prompt", index)
-                raise ParameterError(
-                    param,
-                    f"{field_name(param)} has {len(prompt)} tokens, and {context_length(self.max_model_len)}, "
-                    "which must also hold the output: send a shorter one",
-                    code="context_length_exceeded",
-                )
+            if is_token_ids(prompt):
+                self.check_tokens(len(prompt), ("prompt",) if is_one else ("prompt", index))
+
+    def check_tokens(self, count: int, param: FieldPath) -> None:
+        """Raises ParameterError if a prompt of so many token ids is too long to examine each id."""
+        if count + self._output_room > self.max_model_len:
+            raise ParameterError(
+                param,
+                f"{field_name(param)} has {count} tokens, and {self._context}: send a shorter one",
+                code="context_length_exceeded",
+            )
 
     def refuse_uncounted(self, count: int, param: FieldPath) -> NoReturn:
         """Raises ParameterError: the text has more tokens than are worth counting."""
         raise ParameterError(
             param,
-            f"{field_name(param)} has at least {count} tokens, and {context_length(self.max_model_len)}, "
-            "which must also hold the output: send a shorter one",
+            f"{field_name(param)} has at least {count} tokens, and {self._context}: send a shorter one",
             code="context_length_exceeded",
         )
 

@@ -149,22 +149,30 @@ def check_resumed(num_prompt: int, token_ids: Sequence[int], max_model_len: int,
         raise ParameterError(name, f"{name} holds an id that the model has not; ids are from 0 to {vocab_size - 1}")
 
 
-def check_prompt(token_ids: Sequence[int], max_model_len: int, vocab_size: int, param: str = "prompt") -> None:
-    """Raises ParameterError if the prompt is empty, leaves no room for an output token, or has ids that the model
-    lacks.
+def check_prompt(
+    token_ids: Sequence[int],
+    max_model_len: int,
+    vocab_size: int,
+    param: str | FieldPath = "prompt",
+    *,
+    output_room: int = 1,
+) -> None:
+    """Raises ParameterError if the prompt is empty, leaves no room for so many output tokens, or has ids that the
+    model lacks.
     """
+    name = param if isinstance(param, str) else field_name(param)
     if not token_ids:
-        raise ParameterError(param, f"{param} has no tokens; at least one is needed")
-    if len(token_ids) >= max_model_len:
+        raise ParameterError(param, f"{name} has no tokens; at least one is needed")
+    if len(token_ids) + output_room > max_model_len:
+        beside = ", which must also hold the output" if output_room else ""
         raise ParameterError(
             param,
-            f"{param} has {len(token_ids)} tokens, and {context_length(max_model_len)}, which must also hold the "
-            "output: send a shorter one",
+            f"{name} has {len(token_ids)} tokens, and {context_length(max_model_len)}{beside}: send a shorter one",
             code="context_length_exceeded",
         )
     if not _are_below(token_ids, vocab_size):
         wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
-        raise ParameterError(param, f"{param} holds the token id {wrong}; ids are from 0 to {vocab_size - 1}")
+        raise ParameterError(param, f"{name} holds the token id {wrong}; ids are from 0 to {vocab_size - 1}")
 
 
 def _are_below(token_ids: Sequence[int], limit: int) -> bool:

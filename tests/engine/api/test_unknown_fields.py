@@ -16,6 +16,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "hi", "max_output_tokens": 3},
     "/v1/messages": {"model": "dry", "messages": USER, "max_tokens": 3},
     "/v1/embeddings": {"input": "hi"},
+    "/v1/score": {"text_1": "hi", "text_2": "ho"},
+    "/v1/rerank": {"query": "hi", "documents": ["ho"]},
     "/tokenize": {"prompt": "hi"},
     "/v1/messages/count_tokens": {"model": "dry", "messages": USER},
 }

@@ -43,7 +43,7 @@ def test_a_neutral_vllm_flag_is_accepted_in_each_spelling(name: str) -> None:
         forms = [[f"--no-{dashed}"], [f"--no_{name}"]]
     elif name in SWITCHES:
         forms = [[f"--{dashed}"], [f"--{name}"], [f"--{dashed}", "true"]]
-    elif None in _NEUTRAL[name] and all(not value for value in _NEUTRAL[name]) and name != "hf_overrides":
+    elif None in _NEUTRAL[name] and all(not value for value in _NEUTRAL[name]):
         forms = [[f"--{dashed}", "None"], [f"--{dashed}=None"], [f"--{name}", "None"]]
     else:
         value = neutral_value(name)
@@ -86,7 +86,7 @@ def test_vllms_spellings_of_flags_are_parsed(words: str) -> None:
         ("--swap-space 8 --disable-log-requests", ["--swap-space 8", "--disable-log-requests"]),
         ("--tokenizer demo --tokenizer-mode=auto", ["--tokenizer demo", "--tokenizer-mode auto"]),
         ("--no-enable-log-requests --enable-chunked-prefill", ["--no-enable-log-requests", "--enable-chunked-prefill"]),
-        ("--cuda-graph-sizes 1 2 4 --hf-overrides {}", ["--cuda-graph-sizes 1 2 4", "--hf-overrides {}"]),
+        ("--cuda-graph-sizes 1 2 4 --hf-overrides {}", ["--cuda-graph-sizes 1 2 4"]),
         ("--cpu-offload-gb 0 --block-size 32", ["--cpu-offload-gb 0"]),
     ],
 )

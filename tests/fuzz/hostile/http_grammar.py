@@ -48,6 +48,9 @@ VALID: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "What does textwrap.dedent do?", "max_output_tokens": 16},
     "/v1/responses/input_tokens": {"input": "What does textwrap.dedent do?"},
     "/v1/embeddings": {"input": ["one two", "three"]},
+    "/v1/score": {"text_1": "one two", "text_2": ["three", {"text": "four"}]},
+    "/classify": {"input": ["one two", [1, 2]]},
+    "/v2/rerank": {"query": "one two", "documents": ["three", {"text": "four"}], "top_n": 1},
     "/v1/chat/completions/batch": {"messages": [_CHAT["messages"], _CHAT["messages"]], "max_tokens": 6},
     "/v1/chat/completions/render": _CHAT,
     "/v1/completions/render": {"prompt": "one two three"},
@@ -55,7 +58,7 @@ VALID: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "one two three"},
     "/detokenize": {"tokens": [1, 2, 3]},
 }
-"""A body that works on each path, beside its model."""
+"""A body that works on each path, beside its model; classes need a classifier."""
 MORE: dict[str, list[Any]] = {
     "stream": [True, True, True, False],
     "stream_options": [{"include_usage": True, "continuous_usage_stats": True}],

@@ -5,13 +5,14 @@ Code between the two does not know in which dialect a request came. A dialect kn
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from mini_infer_engine.api.dialects.beams import BeamSpec
 from mini_infer_engine.parsing.base import OutputParsing
 from mini_infer_engine.structured.params import GrammarRequest
 from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.output_text import Delta, OutputText
+from mini_infer_engine.text.pooled_prompts import PooledPrompts
 from mini_infer_engine.text.tokenizing import PromptLimits, Sliced
 from mini_infer_engine.text.truncation import Truncation
 from mini_infer_prompts.prompt import PromptEncoder
@@ -80,8 +81,10 @@ class GenerationSpec:
     """Id of the answer; None for the id of the HTTP request."""
     truncation: Truncation | None = None
     """Truncation of prompts that are longer; None for none."""
-    embeds: bool = False
-    """True if the request is for the hidden state of each prompt's last token, and no text."""
+    pooled: PooledPrompts | None = None
+    """The inputs of a request for embeddings or scores; None if it is for text."""
+    task: Literal["generate", "embed", "classify", "score"] = "generate"
+    """What the model must be able to do."""
     dimensions: int | None = None
     """Numbers of an embedding in the answer; None for all."""
     service_tier: str | None = None

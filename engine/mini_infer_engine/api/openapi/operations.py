@@ -15,7 +15,10 @@ from mini_infer_engine.api import answers
 from mini_infer_engine.api.dialects.openai.chat import ChatRequest
 from mini_infer_engine.api.dialects.openai.chat_batch import BatchChatRequest
 from mini_infer_engine.api.dialects.openai.completions import CompletionRequest
-from mini_infer_engine.api.dialects.openai.embeddings import EMBEDDINGS_PATH, EmbeddingRequest
+from mini_infer_engine.api.dialects.pooling.classify import CLASSIFY_PATHS, ClassifyRequest
+from mini_infer_engine.api.dialects.pooling.embeddings import EMBEDDINGS_PATH, EmbeddingRequest
+from mini_infer_engine.api.dialects.pooling.rerank import RERANK_PATHS, RerankRequest
+from mini_infer_engine.api.dialects.pooling.score import SCORE_PATHS, ScoreRequest
 from mini_infer_engine.api.dialects.responses.responses_api import ResponsesRequest
 from mini_infer_engine.api.tokenize import DetokenizeRequest, TokenizeRequest
 
@@ -73,7 +76,13 @@ _CHAT, _COMPLETIONS, _RESPONSE = "/v1/chat/completions", "/v1/completions", RESP
 OPERATIONS = (
     _post(_CHAT, "openai", "Answer a conversation", ChatRequest, answers.ChatCompletion, answers.ChatCompletionChunk),
     _post(_COMPLETIONS, "openai", "Go on with texts", CompletionRequest, answers.Completion, answers.Completion),
-    _post(EMBEDDINGS_PATH, "openai", "The hidden states of texts' last tokens", EmbeddingRequest, answers.Embeddings),
+    _post(EMBEDDINGS_PATH, "openai", "Embeddings of texts", EmbeddingRequest, answers.Embeddings),
+    *(_post(path, "vllm", "How alike texts are", ScoreRequest, answers.Scores) for path in SCORE_PATHS),
+    *(
+        _post(path, "vllm", "Documents in the order in which they answer a query", RerankRequest, answers.Reranked)
+        for path in RERANK_PATHS
+    ),
+    *(_post(path, "vllm", "Classes of texts", ClassifyRequest, answers.Classes) for path in CLASSIFY_PATHS),
     _post(
         MESSAGES_PATH,
         "anthropic",

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from mini_infer_contract.engine_options import ModelImpl
 from mini_infer_engine.config.json_fields import Fields
 from mini_infer_engine.config.model.transformers_architectures import REFUSED, THROUGH_TRANSFORMERS
+from mini_infer_engine.config.pooling.read_pooler import CLASSIFIER
 
 MODELS = {
     "DeepseekV2ForCausalLM": "deepseek_v2",
@@ -48,10 +49,16 @@ def _own_model(fields: Fields) -> tuple[Fields, str] | None:
     for name in _named(fields):
         if name in _TEXT_PARTS:
             return _text_part(fields, name), _TEXT_PARTS[name]
-        for candidate in (name, f"{name.removesuffix('Model')}ForCausalLM"):
+        family = name.removesuffix("Model").removesuffix(CLASSIFIER)
+        for candidate in (name, f"{family}ForCausalLM"):
             if candidate in MODELS:
                 return fields, candidate
     return None
+
+
+def has_own_model(fields: Fields) -> bool:
+    """Returns True if a file of ours computes the model's decoder."""
+    return _own_model(fields) is not None
 
 
 def runs_through_transformers(fields: Fields, impl: ModelImpl) -> bool:
@@ -68,9 +75,12 @@ def runs_through_transformers(fields: Fields, impl: ModelImpl) -> bool:
 
 
 def architecture_of(fields: Fields) -> str:
-    """Returns the architecture that a config names. Raises ModelError if it names none."""
+    """Returns the architecture that a config names; of a classifier the causal model, whose tokens are its labels.
+
+    Raises ModelError if it names none.
+    """
     if names := _named(fields):
-        return names[0]
+        return names[0].removesuffix(CLASSIFIER) + ("ForCausalLM" if names[0].endswith(CLASSIFIER) else "")
     raise fields.refuse("architectures", "must be a list with the model's class.")
 
 
@@ -97,7 +107,7 @@ def _stem(architecture: str) -> str:
 def text_model(fields: Fields) -> tuple[Fields, str]:
     """Returns the fields of the text model and its architecture. Raises ModelError if it is none of `MODELS`.
 
-    An embedding model may be named after the decoder alone, such as Qwen3Model.
+    An embedding model may be named after the decoder alone, such as Qwen3Model, and a classifier after its head.
     """
     if (own := _own_model(fields)) is not None:
         return own

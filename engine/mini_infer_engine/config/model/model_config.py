@@ -11,6 +11,7 @@ from mini_infer_engine.config.json_fields import Fields
 from mini_infer_engine.config.model.rope import RopeParameters, parse_rope, rope_object
 from mini_infer_engine.config.parallelism.pipeline_parallel import WHOLE, PipelineStage
 from mini_infer_engine.config.parallelism.tensor_parallel import ALONE, TensorParallel
+from mini_infer_engine.config.pooling.pooler_config import LAST_TOKEN, PoolerConfig
 from mini_infer_engine.config.quantization.checkpoint import KVCacheDtype, parse_kv_cache_dtype, parse_quantization
 from mini_infer_engine.config.quantization.schemes import Schemes
 
@@ -67,6 +68,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     """End-of-sequence ids from generation_config.json, else from config.json, else the tokenizer's; may be empty."""
     bos_token_id: int | None
+    pooler: PoolerConfig = LAST_TOKEN
+    """The embeddings or scores that are made of hidden states."""
     tensor_parallel: TensorParallel = ALONE
     """The part of each layer that is built: sizes above are those of the whole model."""
     stage: PipelineStage = WHOLE

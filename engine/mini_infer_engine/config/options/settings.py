@@ -5,6 +5,7 @@ import os
 import msgspec
 
 from mini_infer_contract.engine_options import EngineOptions
+from mini_infer_engine.config.options.hf_overrides import parse_hf_overrides
 from mini_infer_engine.config.options.mechanisms import parse_mechanisms
 from mini_infer_engine.config.options.speculation import speculation_of
 
@@ -18,6 +19,7 @@ class EngineSettings(EngineOptions, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Raises ValueError if `disable` names an unknown mechanism, or other options do not go together."""
         parse_mechanisms(self.disable)
+        parse_hf_overrides(self.hf_overrides)
         speculates = speculation_of(self) is not None
         if (fault := parallel_fault(self, speculates=speculates)) is not None:
             raise ValueError(fault)

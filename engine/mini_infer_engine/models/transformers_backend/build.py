@@ -32,7 +32,8 @@ def read_hf_config(fields: Fields, *, trust_remote_code: bool) -> PretrainedConf
         UnsupportedError: transformers cannot read the config, or code would run that is not trusted.
     """
     directory, code = fields.path.parent, fields.values.get("auto_map")
-    if fields.values.get("model_type") in CONFIG_MAPPING:
+    is_known = fields.values.get("model_type") in CONFIG_MAPPING
+    if is_known:
         trust_remote_code = False  # transformers' own code is enough
     elif code and not trust_remote_code:
         raise UnsupportedError(
@@ -42,7 +43,12 @@ def read_hf_config(fields: Fields, *, trust_remote_code: bool) -> PretrainedConf
     elif elsewhere := [name for name in _strings(code) if "--" in name]:
         raise UnsupportedError(f"its code would come from another repository ({elsewhere[0]}): copy it into the folder")
     try:
-        config = AutoConfig.from_pretrained(str(directory), trust_remote_code=trust_remote_code, local_files_only=True)
+        if is_known and fields.overrides:
+            config = CONFIG_MAPPING[fields.values["model_type"]].from_dict(copy.deepcopy(dict(fields.values)))
+        else:
+            config = AutoConfig.from_pretrained(
+                str(directory), trust_remote_code=trust_remote_code, local_files_only=True, **fields.overrides
+            )
     except Exception as error:  # a config's own checks, and code of the folder if it is trusted
         raise UnsupportedError(f"transformers cannot read its config ({_first_line(error)})") from error
     found: PretrainedConfig = config

@@ -26,6 +26,8 @@ from mini_infer_engine.models.weights.tensor_names import is_base_model
 log = logging.getLogger(__name__)
 
 _EMBEDDINGS, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+SCORE_WEIGHT = "score.weight"
+"""The classification head of transformers' `...ForSequenceClassification` decoders, which a pooler loads."""
 _SCALES = {"weight_g_idx": ("weight_scale", 1), "g_idx": ("scales", 0)}
 """Maps a tensor with each column's group to the tensor that has a scale for each group, and its dimension of groups."""
 _MOST_THREADS = 8
@@ -51,6 +53,8 @@ def with_stored_head(config: ModelConfig, checkpoint: Checkpoint, directory: Pat
     if config.model_impl == "transformers":
         return config  # the model finds its head itself, whatever its name
     stored = checkpoint.tensors.get(_HEAD)
+    if stored is None and config.pooler.task == "classify" and config.pooler.from_tokens is None:
+        return replace(config, tie_word_embeddings=True)  # no logits are read
     if config.tie_word_embeddings:
         if stored is None or not isinstance(checkpoint, SafetensorsCheckpoint):
             return config
@@ -79,7 +83,12 @@ def fit_checkpoint(model: CausalModel, checkpoint: Checkpoint, directory: Path) 
     model.read_names(checkpoint)
     expected = model.checkpoint_tensors()
     file = weights_file(directory) or directory
-    check_fit(checkpoint, file, expected, model.config.architecture, model.is_unused)
+    is_classifier = model.config.pooler.task == "classify"
+
+    def is_unused(name: str) -> bool:
+        return (is_classifier and name == SCORE_WEIGHT) or model.is_unused(name)
+
+    check_fit(checkpoint, file, expected, model.config.architecture, is_unused)
     if model.config.model_impl == "native":  # others have no quantised layers, whose tools write such biases
         _check_zeros(model, checkpoint, expected.keys())
     _check_groups(checkpoint, [name for name in expected if name.endswith("g_idx")])

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -148,7 +147,7 @@ class TorchExecutor:
                 handle.prompt_logprobs = PromptLogprobs.of(batch.rows, state, self._logits)
                 state = state.select(inputs.sample_rows)
             if needs_embeddings(batch.rows):
-                handle.embeddings = Embeddings.of(batch.rows, state, partial(self.worker.model.hidden, self.ops))
+                handle.embeddings = Embeddings.of(batch.rows, state, self.worker.model, self.ops, self.worker.pooler)
             if handle.sampling_rows and batch.waits_for_masks:
                 handle.unsampled = inputs, self._logits(state)
             elif handle.sampling_rows:

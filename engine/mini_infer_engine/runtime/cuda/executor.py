@@ -493,7 +493,7 @@ class CudaExecutor:
             handle.prompt_logprobs = PromptLogprobs.of(batch.rows, state, partial(self.worker.model.logits, self.ops))
             state = state.select(inputs.sample_rows)
         if needs_embeddings(batch.rows):
-            handle.embeddings = Embeddings.of(batch.rows, state, partial(self.worker.model.hidden, self.ops))
+            handle.embeddings = Embeddings.of(batch.rows, state, self.worker.model, self.ops, self.worker.pooler)
         if num_samples := inputs.sample_rows.shape[0]:
             self.worker.model.logits(self.ops, state, self.sampling.logits[:num_samples])
 

@@ -12,6 +12,9 @@ import pytest
 from mini_infer_engine.api import answers
 from mini_infer_engine.api.app import make_app
 from mini_infer_engine.api.dialects.openai.chat import ChatRequest
+from mini_infer_engine.api.dialects.pooling.classify import CLASSIFY_PATHS
+from mini_infer_engine.api.dialects.pooling.rerank import RERANK_PATHS
+from mini_infer_engine.api.dialects.pooling.score import SCORE_PATHS
 from mini_infer_engine.api.openapi.document import document, openapi
 from mini_infer_engine.api.openapi.operations import OPERATIONS, Operation
 from mini_infer_engine.config.options.server_options import ServerOptions
@@ -106,6 +109,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions/batch": {"messages": [MESSAGES, MESSAGES]},
     "/invocations": {"messages": MESSAGES},
     "/v1/embeddings": {"input": ["hi", "ho"]},
+    **{path: {"text_1": "hi", "text_2": ["ho", "hi"]} for path in SCORE_PATHS},
+    **{path: {"query": "hi", "documents": ["ho", {"text": "hi"}]} for path in RERANK_PATHS},
     "/v1/messages": {"model": "dry", "max_tokens": 5, "messages": MESSAGES},
     "/v1/messages/count_tokens": {"model": "dry", "messages": MESSAGES},
     "/v1/responses": {"input": "hi"},
@@ -122,7 +127,11 @@ def response_id(server: DryServer) -> str:
     return str(made["id"])
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda row: f"{row.method} {row.path}")
+ANSWERED = [row for row in OPERATIONS if row.path not in CLASSIFY_PATHS]
+"""The operations that a dry run answers, which is no classifier; those have tests in dialects/test_pooling.py."""
+
+
+@pytest.mark.parametrize("operation", ANSWERED, ids=lambda row: f"{row.method} {row.path}")
 def test_answers_match_their_openapi_schema(operation: Operation, server: DryServer) -> None:
     path = operation.path.replace("{name}", "dry")
     if "{response_id}" in path:
@@ -165,6 +174,7 @@ EVERYTHING: dict[str, list[dict[str, Any]]] = {
         {"enable_response_messages": True},
     ],
     "/v1/embeddings": [{"encoding_format": "base64", "dimensions": 3}],
+    "/v1/rerank": [{"return_documents": False, "top_n": 1}],
     "/tokenize": [{"return_token_strs": True}],
 }
 """Fields by which answers get parts that they have not otherwise."""
@@ -184,7 +194,7 @@ def undescribed(answered: Any, described: Any, where: str = "") -> list[str]:
 
 @pytest.mark.parametrize(
     ("operation", "fields"),
-    [(row, fields) for row in OPERATIONS if row.request for fields in [{}, *EVERYTHING.get(row.path, [])]],
+    [(row, fields) for row in ANSWERED if row.request for fields in [{}, *EVERYTHING.get(row.path, [])]],
     ids=lambda value: value.path if isinstance(value, Operation) else "-".join(value) or "plain",
 )
 def test_every_key_is_described_when_answers_have_all_that_they_may(

@@ -1,0 +1,1 @@
+"""Embeddings and scores: what pooling models compute."""
