@@ -19,7 +19,7 @@ from mini_infer_engine.config.pooling.pooler_config import PoolerConfig
 from mini_infer_engine.config.pooling.read_pooler import ENCODER_TYPES, read_pooler
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.models.transformers_backend.build import read_hf_config
-from mini_infer_engine.models.transformers_backend.probe import UnsupportedError
+from mini_infer_engine.models.transformers_backend.errors import UnsupportedError
 from mini_infer_engine.models.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from mini_infer_engine.runtime.pooler import Pooler, load_pooler
 
