@@ -4,12 +4,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mini_infer_engine.offline.async_engine import EngineDeadError
+    from mini_infer_engine.offline.async_llm import AsyncLLM, AsyncLLMEngine
     from mini_infer_engine.offline.beams import BeamSearchParams, Logprob
-    from mini_infer_engine.offline.llm import (
-        LLM,
-        CompletionOutput,
-        RequestOutput,
-    )
+    from mini_infer_engine.offline.engine_args import AsyncEngineArgs, EngineArgs
+    from mini_infer_engine.offline.llm import LLM
+    from mini_infer_engine.offline.llm_engine import LLMEngine
+    from mini_infer_engine.offline.outputs import CompletionOutput, RequestOutput
     from mini_infer_engine.offline.pooling import (
         ClassificationOutput,
         ClassificationRequestOutput,
@@ -22,24 +23,31 @@ if TYPE_CHECKING:
         ScoringRequestOutput,
     )
     from mini_infer_engine.offline.prompts import TextPrompt, TokensPrompt
-    from mini_infer_engine.offline.sampling_params import SamplingParams
+    from mini_infer_engine.offline.sampling_params import RequestOutputKind, SamplingParams
     from mini_infer_engine.structured.params import StructuredOutputsParams
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
     "BeamSearchParams",
     "ClassificationOutput",
     "ClassificationRequestOutput",
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
+    "EngineArgs",
+    "EngineDeadError",
+    "LLMEngine",
     "Logprob",
     "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "ScoringOutput",
     "ScoringRequestOutput",
@@ -51,19 +59,26 @@ __all__ = [
 
 _MODULES = {
     "LLM": "offline.llm",
+    "AsyncEngineArgs": "offline.engine_args",
+    "AsyncLLM": "offline.async_llm",
+    "AsyncLLMEngine": "offline.async_llm",
     "BeamSearchParams": "offline.beams",
-    "CompletionOutput": "offline.llm",
+    "CompletionOutput": "offline.outputs",
     "ClassificationOutput": "offline.pooling",
     "ClassificationRequestOutput": "offline.pooling",
     "EmbeddingOutput": "offline.pooling",
     "EmbeddingRequestOutput": "offline.pooling",
+    "EngineArgs": "offline.engine_args",
+    "EngineDeadError": "offline.async_engine",
+    "LLMEngine": "offline.llm_engine",
     "PoolingOutput": "offline.pooling",
     "PoolingParams": "offline.pooling",
     "PoolingRequestOutput": "offline.pooling",
     "ScoringOutput": "offline.pooling",
     "ScoringRequestOutput": "offline.pooling",
     "Logprob": "offline.beams",
-    "RequestOutput": "offline.llm",
+    "RequestOutput": "offline.outputs",
+    "RequestOutputKind": "offline.sampling_params",
     "SamplingParams": "offline.sampling_params",
     "StructuredOutputsParams": "structured.params",
     "TextPrompt": "offline.prompts",

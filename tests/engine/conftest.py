@@ -14,7 +14,7 @@ def _engines_go_by_their_reference_counts() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         nothing = SimpleNamespace(collect=int, freeze=int, unfreeze=int)
-        patch.setattr("mini_infer_engine.offline.llm.gc", nothing)
+        patch.setattr("mini_infer_engine.offline.loaded_model.gc", nothing)
         yield
 
 

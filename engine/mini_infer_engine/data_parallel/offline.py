@@ -86,9 +86,7 @@ class OfflineEngines:
             self._send(engine, messages.Abort([request_id]))
 
     def step(self) -> list[Output]:
-        """Waits for outputs of any engine, and returns them. Raises RunnerLostError if an engine has ended, and
-        ValueError if an engine has refused a request.
-        """
+        """Waits for outputs of any engine, and returns them. Raises RunnerLostError if an engine has ended."""
         if self._failure is not None:
             raise self._failure
         while self.has_work and not self._outputs:
@@ -99,8 +97,6 @@ class OfflineEngines:
                 self._router.record_output(output.request_id, len(output.token_ids))
             else:
                 self._router.ended([output.request_id])
-            if output.is_refusal:
-                raise ValueError(output.error)
         return outputs
 
     def _send(self, engine: int, message: messages.ApiServerMessage) -> None:

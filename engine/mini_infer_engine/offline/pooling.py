@@ -2,17 +2,20 @@
 side. Knows no engine.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Self
 
 import msgspec
 
 from mini_infer_engine.config.pooling.pooler_config import PoolerConfig
 from mini_infer_engine.core_process.messages import ModelInfo
+from mini_infer_engine.offline.pending import PendingRequest
 from mini_infer_engine.offline.prompts import OfflinePrompt, Prompt, listed, packed, read_prompt
+from mini_infer_engine.offline.reply import Reply
 from mini_infer_engine.text.pooled_prompts import Pair, PooledPrompts, TextOrIds, check_task, prompt_prefix
-from mini_infer_engine.text.pooled_result import check_dimensions
+from mini_infer_engine.text.pooled_result import check_dimensions, embedding_of, scores_of
 from mini_infer_engine.text.tokenizing import whole
 from mini_infer_engine.text.validation import ParameterError, check_prompt
 from mini_infer_prompts.pairs import Cut
@@ -126,16 +129,61 @@ class PooledPrompt:
     cache_salt: str = ""
 
 
+class Pooled(NamedTuple):
+    """One input's reply, and what every kind of result has."""
+
+    reply: Reply
+    request_id: str
+    token_ids: list[int]
+    num_cached_tokens: int
+
+    @classmethod
+    def of(cls, request: PendingRequest, prompt: PooledPrompt) -> Self:
+        """Returns the reply to a request that has ended."""
+        (reply,) = request.replies
+        return cls(reply, request.request_id, prompt.token_ids, reply.num_cached_tokens)
+
+
 class PoolingReader:
     """Tokenises and checks the inputs of one call."""
 
-    def __init__(self, model: ModelInfo, encoder: PromptEncoder | None, params: PoolingParams) -> None:
+    def __init__(
+        self,
+        model: ModelInfo,
+        encoder: PromptEncoder | None,
+        params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> None:
+        """Reads a call's parameters. Raises ValueError if they are none."""
+        params = params or PoolingParams()
+        if not isinstance(params, PoolingParams):
+            raise ValueError(f"pooling_params is a {type(params).__name__}: give PoolingParams")
+        if truncate_prompt_tokens is not None:
+            params = msgspec.structs.replace(params, truncate_prompt_tokens=truncate_prompt_tokens)
         self._model, self._encoder, self._params = model, encoder, params
 
     @property
     def pooler(self) -> PoolerConfig:
         """The model's pooler."""
         return self._model.pooler
+
+    @property
+    def task(self) -> str:
+        """The kind of result: what the call asks for, or else the model's."""
+        return self._params.task or self._model.pooler.task
+
+    def embedding(self, reply: Reply) -> "array[float]":
+        """Returns the embedding of a reply."""
+        params = self._params
+        return embedding_of(reply.embedding, self.pooler, params.dimensions, use_activation=params.use_activation)
+
+    def scores(self, reply: Reply) -> list[float]:
+        """Returns the scores of a reply."""
+        return scores_of(reply.embedding, self.pooler, use_activation=self._params.use_activation)
+
+    def data(self, task: str, reply: Reply) -> list[float]:
+        """Returns the embedding of a reply, or its scores, as the task is."""
+        return self.embedding(reply).tolist() if task == "embed" else self.scores(reply)
 
     def check(self, task: str) -> None:
         """Raises ValueError if the model cannot do this, or a parameter is at fault."""

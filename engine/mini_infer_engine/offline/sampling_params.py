@@ -1,6 +1,7 @@
 """Sampling parameters as callers of `LLM` write them, and their conversion to the core's. Knows no engine."""
 
 from copy import copy
+from enum import Enum
 from operator import attrgetter
 from typing import Any, Self
 
@@ -27,6 +28,17 @@ _LISTS = ("stop", "stop_token_ids", "bad_words", "bad_words_token_ids")
 """Fields that a caller may leave at None."""
 
 
+class RequestOutputKind(Enum):
+    """What outputs of `LLMEngine` and `AsyncLLM` have; those of `LLM` are final."""
+
+    CUMULATIVE = 0
+    """Everything so far."""
+    DELTA = 1
+    """What is new since the last output."""
+    FINAL_ONLY = 2
+    """There is one output, the last."""
+
+
 class SamplingParams(request.SamplingParams, frozen=False, kw_only=True, omit_defaults=True, gc=True):  # type: ignore[misc]  # msgspec has a frozen base's subclass mutable
     """Parameters that choose the next tokens, and the number of outputs; names and defaults are vLLM's.
 
@@ -39,8 +51,8 @@ class SamplingParams(request.SamplingParams, frozen=False, kw_only=True, omit_de
     spaces_between_special_tokens: bool = True
     logits_processors: Any = None
     truncate_prompt_tokens: int | None = None
-    output_kind: Any = None
-    """Outputs are whole in any case."""
+    output_kind: Any = RequestOutputKind.CUMULATIVE
+    """What outputs of `LLMEngine` and `AsyncLLM` have."""
     extra_args: Any = None
     guided_decoding: Any = None
     skip_reading_prefix_cache: bool | None = None
@@ -98,6 +110,16 @@ def for_engine(params: request.SamplingParams) -> tuple[int, request.SamplingPar
     if not isinstance(count, int) or not 1 <= count <= MAX_CHOICES:
         raise ValueError(f"n is {count!r}; it must be from 1 to {MAX_CHOICES}")
     return count, converted
+
+
+def kind_of(params: request.SamplingParams) -> RequestOutputKind:
+    """Returns the kind of outputs. Raises ValueError if `output_kind` is none."""
+    value = params.output_kind if isinstance(params, SamplingParams) else None
+    try:
+        return RequestOutputKind.CUMULATIVE if value is None else RequestOutputKind(value)
+    except ValueError:
+        kinds = ", ".join(f"RequestOutputKind.{kind.name}" for kind in RequestOutputKind)
+        raise ValueError(f"output_kind = {str(value)[:200]}: choose from {kinds}") from None
 
 
 def _converted(params: request.SamplingParams) -> request.SamplingParams:

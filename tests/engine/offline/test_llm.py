@@ -262,7 +262,7 @@ def test_a_given_chat_template_replaces_the_models(tmp_path: Path) -> None:
 
 
 def test_existing_objects_are_frozen_for_the_garbage_collector(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mini_infer_engine.offline.llm.gc", gc)
+    monkeypatch.setattr("mini_infer_engine.offline.loaded_model.gc", gc)
     seen: list[int] = []
     monkeypatch.setattr(gc, "collect", lambda: seen.append(gc.get_freeze_count()))
     try:
