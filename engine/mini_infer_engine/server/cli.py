@@ -12,9 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from mini_infer_contract.engine_options import BATCHING, KV_TRANSFER, MODEL, PARALLEL, SPECULATION, EngineOptions
+from mini_infer_contract.engine_options import EngineOptions
 from mini_infer_contract.peer_auth import PeerSecret, read_peer_secret
 from mini_infer_engine import __version__
+from mini_infer_engine.config.options.flags import ENGINE_GROUPS, add_flags, add_speculative_config, options_from
 from mini_infer_engine.config.options.idle_options import idle_options
 from mini_infer_engine.config.options.mechanisms import Mechanism
 from mini_infer_engine.config.options.server_options import SERVER, ServerOptions, missing_port_fault
@@ -35,7 +36,6 @@ from mini_infer_engine.dry.vocabulary import DRY_MODEL
 from mini_infer_engine.kv_transfer.transfer_port import TransferPort
 from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.server.admin_socket import admin_socket
-from mini_infer_engine.server.flags import add_flags, options_from
 from mini_infer_engine.server.vllm_flags import split_flags, vllm_flags
 from mini_infer_process.heap import map_large_blocks
 from mini_infer_process.interpreter import import_permanently
@@ -53,13 +53,6 @@ examples:
   mini-infer-serve ~/models/Qwen3-0.6B --served-model-name qwen
   mini-infer-serve --dry-run                             no weights, no torch: it repeats its input
 """
-_GROUPS = {
-    MODEL: "what is served",
-    BATCHING: "the defaults suit most machines",
-    PARALLEL: "ranks with a process each, which share the model; see docs/parallelism.md",
-    SPECULATION: "several tokens a pass, the same text; see docs/speculation.md",
-    KV_TRANSFER: "with a transfer port (--transfer-port or --role), refused without; see docs/disaggregated.md",
-}
 _LONGEST_STEP_MS = 86_400
 _SERVER_GROUPS = {SERVER: "addresses, limits, logs"}
 
@@ -276,14 +269,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="show the version and the kernels that run here, and exit"
     )
-    add_flags(parser, EngineOptions, _GROUPS)
+    add_flags(parser, EngineOptions, ENGINE_GROUPS)
     add_flags(parser, ServerOptions, _SERVER_GROUPS)
-    parser.add_argument(
-        "--speculative-config",
-        metavar="JSON",
-        help='vLLM\'s form of the options of speculative decoding: {"method": "ngram", "num_speculative_tokens": 4} '
-        "(default: the flags of their own)",
-    )
+    add_speculative_config(parser)
     _add_dry_run_flags(parser.add_argument_group("dry run", "the whole server without a model"))
     return parser
 

@@ -1,8 +1,8 @@
 import pytest
 
+from mini_infer_engine.config.options.flags import options_from
 from mini_infer_engine.config.options.server_options import ServerOptions, missing_port_fault
 from mini_infer_engine.server.cli import make_parser, settings_from
-from mini_infer_engine.server.flags import options_from
 
 
 @pytest.mark.parametrize(

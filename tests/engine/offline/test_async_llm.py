@@ -1,5 +1,6 @@
 """`AsyncLLM` and `LLMEngine`: outputs while texts are generated, aborts, and the engine's end."""
 
+import argparse
 import asyncio
 from collections.abc import Iterator
 from itertools import pairwise
@@ -187,3 +188,16 @@ def test_vllms_other_names_have_a_remedy_when_they_are_used(made: Any) -> None:
         made.from_engine_args(EngineArgs("dry", max_model_len=64), stat_loggers=[print])
     with pytest.raises(TypeError, match="nonsense"):
         EngineArgs("dry", nonsense=1)
+
+
+def test_a_programs_own_parser_gets_the_engines_flags() -> None:
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
+    args = parser.parse_args(
+        ["--model", "dry", "--max-model-len", "1k", "--kv-cache-memory", "64MiB", "--enforce-eager"]
+    )
+    made = AsyncEngineArgs.from_cli_args(args)
+    assert (made.model, made.max_model_len, made.kv_cache_memory, made.enforce_eager) == ("dry", 1000, 2**26, True)
+    assert made.settings == EngineArgs("dry", max_model_len=1000, kv_cache_memory=2**26, enforce_eager=True).settings
+    assert LLM.from_engine_args(made).settings == made.settings
+    with pytest.raises(TypeError, match="model"):
+        EngineArgs.from_cli_args(parser.parse_args([]))

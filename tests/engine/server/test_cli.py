@@ -7,11 +7,11 @@ import tomllib
 import pytest
 
 import mini_infer_engine
+from mini_infer_engine.config.options.flags import byte_size, options_from
 from mini_infer_engine.config.options.mechanisms import Mechanism
 from mini_infer_engine.config.options.server_options import ServerOptions
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.server.cli import main, make_parser, settings_from
-from mini_infer_engine.server.flags import byte_size, options_from
 from tests.engine.server.dry_server import ROOT
 
 

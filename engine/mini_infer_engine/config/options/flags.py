@@ -6,10 +6,19 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
+from mini_infer_contract.engine_options import BATCHING, KV_TRANSFER, MODEL, PARALLEL, SPECULATION
 from mini_infer_contract.options import OptionRow, option_rows
 from mini_infer_engine.config.options.option_values import bytes_of, choice_fault, count_of, range_fault
 
 Options = TypeVar("Options", bound=msgspec.Struct)
+ENGINE_GROUPS = {
+    MODEL: "what is served",
+    BATCHING: "the defaults suit most machines",
+    PARALLEL: "ranks with a process each, which share the model; see docs/parallelism.md",
+    SPECULATION: "several tokens a pass, the same text; see docs/speculation.md",
+    KV_TRANSFER: "with a transfer port (--transfer-port or --role), refused without; see docs/disaggregated.md",
+}
+"""Groups of the engine's flags, with their descriptions."""
 
 
 def add_flags(parser: argparse.ArgumentParser, struct: type[msgspec.Struct], groups: dict[str, str]) -> None:
@@ -17,6 +26,16 @@ def add_flags(parser: argparse.ArgumentParser, struct: type[msgspec.Struct], gro
     made = {name: parser.add_argument_group(name, about) for name, about in groups.items()}
     for row in option_rows(struct):
         made[row.option.group].add_argument(row.flag, *row.option.aliases, dest=row.name, **_argument(row))
+
+
+def add_speculative_config(parser: argparse.ArgumentParser) -> None:
+    """Adds vLLM's flag that has all options of speculative decoding in one."""
+    parser.add_argument(
+        "--speculative-config",
+        metavar="JSON",
+        help='vLLM\'s form of the options of speculative decoding: {"method": "ngram", "num_speculative_tokens": 4} '
+        "(default: the flags of their own)",
+    )
 
 
 def options_from(namespace: argparse.Namespace, struct: type[Options], **changes: Any) -> Options:
