@@ -11,7 +11,7 @@ from mini_infer_engine.kernels.attention.decode_plan import plan_decode
 from mini_infer_engine.kernels.attention.rope_kv import Rotation
 from tests.gpu.device import BF16, DEVICE, FP32, ON_GPU, WORKSPACE, error, normal
 from tests.gpu.exact import exact_rotated
-from tests.gpu.paged import exact_attention, make_paged
+from tests.gpu.paged import exact_attention, make_paged, make_sinks
 
 ROUNDING = {FP32: 256.0, BF16: 3.0}
 """bf16 weights and a bf16 result: two roundings; fp32 sums of thousands of terms that are larger than their mean."""
@@ -31,7 +31,12 @@ class DecodeShape:
 
 
 def assert_decodes(
-    shape: DecodeShape, configs: Sequence[DecodeConfig], *, with_norm: bool, softcap: float | None = None
+    shape: DecodeShape,
+    configs: Sequence[DecodeConfig],
+    *,
+    with_norm: bool,
+    softcap: float | None = None,
+    has_sinks: bool = False,
 ) -> None:
     """The new token's k and v are in their page afterwards, nothing else changed, and twice the same is made.
 
@@ -39,6 +44,7 @@ def assert_decodes(
     """
     q_heads, kv_heads, head_dim, page_size = shape.q_heads, shape.kv_heads, shape.head_dim, shape.page_size
     window, dtype = shape.window, shape.dtype
+    sinks = make_sinks(q_heads, dtype) if has_sinks else None
     rows, spare = len(LENGTHS), 2  # padded rows of a graph: all of one sequence, whose only token is the new one
     paged = make_paged([*LENGTHS, 1], page_size, kv_heads, head_dim, dtype)
     slots = [*range(rows)[::-1], *[rows] * spare]  # rows are in another order than page tables
@@ -65,7 +71,7 @@ def assert_decodes(
         keys, values = paged.keys[slot], paged.values[slot]
         keys[-1], values[-1] = new_keys[row], new_values[row].double()
         first = LENGTHS[slot] - 1
-        exact.append(exact_attention(q[row : row + 1], keys, values, first, head_dim**-0.5, window, softcap))
+        exact.append(exact_attention(q[row : row + 1], keys, values, first, head_dim**-0.5, window, softcap, sinks))
 
     for config in configs:
         slot_tensor, group = torch.tensor(slots, dtype=torch.int32, device=DEVICE), q_heads // kv_heads
@@ -91,6 +97,7 @@ def assert_decodes(
                 scale=head_dim**-0.5,
                 workspace=WORKSPACE,
                 softcap=softcap,
+                sinks=sinks,
             )
             for _ in range(2)
         ]

@@ -41,6 +41,11 @@ def strided_queries(tokens: int, q_heads: int, kv_heads: int, head_dim: int, dty
     return packed[:, : q_heads * head_dim].unflatten(1, (q_heads, head_dim))
 
 
+def make_sinks(q_heads: int, dtype: torch.dtype) -> torch.Tensor:
+    """Logits of attention sinks [q_heads]: some take nearly everything, some nearly nothing."""
+    return normal(q_heads, dtype=dtype, seed=11) * 4
+
+
 def exact_attention(
     q: torch.Tensor,
     keys: torch.Tensor,
@@ -49,6 +54,7 @@ def exact_attention(
     scale: float,
     window: int | None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of tokens from `first_position` on: [tokens, q_heads * head_dim] fp64."""
     group = q.shape[1] // keys.shape[1]
@@ -58,5 +64,9 @@ def exact_attention(
     scores = torch.einsum("qhd,thd->hqt", q.double(), keys.repeat_interleave(group, 1)) * scale
     if softcap is not None:
         scores = softcap * (scores / softcap).tanh()
-    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if sinks is not None:
+        column = sinks.double()[:, None, None].expand(-1, q.shape[0], 1)
+        scores = torch.cat((scores, column), dim=-1)
+    weights = scores.softmax(-1)[..., : keys.shape[0]]
     return torch.einsum("hqt,thd->qhd", weights, values.repeat_interleave(group, 1)).flatten(1)

@@ -21,7 +21,7 @@ from tests.gpu.decoding import LENGTHS, ROUNDING, DecodeShape, assert_decodes
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, POLICY, WORKSPACE, cases, error, normal
 from tests.gpu.exact import exact_rotated
 from tests.gpu.hopper import enforce, here
-from tests.gpu.paged import exact_attention, make_paged, strided_queries
+from tests.gpu.paged import exact_attention, make_paged, make_sinks, strided_queries
 
 pytestmark = KERNELS
 SHAPES = cases(  # q_heads, kv_heads, head_dim, page_size, window, dtype
@@ -54,7 +54,7 @@ CHUNKS = (  # (tokens before, new tokens); a padded sequence of a graph has none
 )
 
 
-@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize(("softcap", "has_sinks"), [(None, False), (1.5, False), (None, True)])
 @pytest.mark.parametrize("with_norm", [False, True])
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim", "page_size", "window", "dtype"), SHAPES)
 def test_decode_attention(
@@ -66,9 +66,10 @@ def test_decode_attention(
     dtype: torch.dtype,
     with_norm: bool,
     softcap: float | None,
+    has_sinks: bool,
 ) -> None:
     shape = DecodeShape(q_heads, kv_heads, head_dim, page_size, window, dtype)
-    assert_decodes(shape, CONFIGS, with_norm=with_norm, softcap=softcap)
+    assert_decodes(shape, CONFIGS, with_norm=with_norm, softcap=softcap, has_sinks=has_sinks)
 
 
 CHECKED = cases(  # queries, q_heads, kv_heads, head_dim, page_size, window, with norm, softcap, dtype
@@ -107,7 +108,11 @@ def test_check_attention(
     softcap: float | None,
     dtype: torch.dtype,
 ) -> None:
-    """A few new tokens of each sequence from q, k and v before rotation: all are in their pages afterwards."""
+    """A few new tokens of each sequence from q, k and v before rotation: all are in their pages afterwards.
+
+    Heads with a window have sinks as well, unless scores are capped.
+    """
+    sinks = make_sinks(q_heads, dtype) if window is not None and softcap is None else None
     cached = [length - 1 for length in LENGTHS]
     rows = len(cached)
     paged = make_paged([length + queries for length in cached], page_size, kv_heads, head_dim, dtype)
@@ -134,7 +139,7 @@ def test_check_attention(
     for row, slot in enumerate(slots):
         keys, values, own = paged.keys[slot], paged.values[slot], slice(row * queries, (row + 1) * queries)
         keys[cached[slot] :], values[cached[slot] :] = new_keys[own], new_values[own].double()
-        exact.append(exact_attention(q[own], keys, values, cached[slot], head_dim**-0.5, window, softcap))
+        exact.append(exact_attention(q[own], keys, values, cached[slot], head_dim**-0.5, window, softcap, sinks))
     kv_index = (pages * page_size + positions % page_size).int()
 
     for config in CONFIGS:
@@ -154,6 +159,7 @@ def test_check_attention(
                 scale=head_dim**-0.5,
                 workspace=WORKSPACE,
                 softcap=softcap,
+                sinks=sinks,
             )
 
         paged.pool[pages, :, positions % page_size] = float("nan")
@@ -188,7 +194,10 @@ def test_decode_attention_merges_many_splits_of_a_long_sequence(length: int, max
     assert error(mixed, exact) <= ROUNDING[FP32]
 
 
-@pytest.mark.parametrize(("on_hopper", "softcap"), [(False, None), (False, 1.5), (True, None)])
+@pytest.mark.parametrize(
+    ("on_hopper", "softcap", "has_sinks"),
+    [(False, None, False), (False, 1.5, False), (True, None, False), (False, None, True), (False, 1.5, True)],
+)
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim", "page_size", "window", "dtype"), SHAPES)
 def test_prefill_attention(
     q_heads: int,
@@ -199,7 +208,9 @@ def test_prefill_attention(
     dtype: torch.dtype,
     on_hopper: bool,
     softcap: float | None,
+    has_sinks: bool,
 ) -> None:
+    sinks = make_sinks(q_heads, dtype) if has_sinks else None
     lengths = [before + new for before, new in CHUNKS]
     shape = PrefillShape(dtype, dtype, 1, 1, q_heads, kv_heads, head_dim, page_size, window, max(lengths))
     if on_hopper and not supports_hopper_fa3(shape):
@@ -218,7 +229,9 @@ def test_prefill_attention(
         tables = torch.nn.functional.pad(paged.tables[chosen], (0, 0, 0, padding))
         q = strided_queries(total + padding, q_heads, kv_heads, head_dim, dtype)
         exact = [
-            exact_attention(part, paged.keys[index], paged.values[index], CHUNKS[index][0], scale, window, softcap)
+            exact_attention(
+                part, paged.keys[index], paged.values[index], CHUNKS[index][0], scale, window, softcap, sinks
+            )
             for index, part in zip(chosen, q[:total].split(counts), strict=True)
         ]
         rows = PrefillRows(tables, starts, ends, max(counts), max(lengths))
@@ -235,6 +248,7 @@ def test_prefill_attention(
                 workspace=WORKSPACE,
                 sliding_window=window,
                 softcap=softcap,
+                sinks=sinks,
             )[:total]
             for _ in range(2)
         ]

@@ -1,5 +1,7 @@
 """Mixtures of experts: routing and both ways to compute experts, against fp64."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional
@@ -10,7 +12,7 @@ from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, dequant
 from mini_infer_engine.kernels.moe.expert_gemv import expert_gemv
 from mini_infer_engine.kernels.moe.grouped_gemm import grouped_experts
 from mini_infer_engine.kernels.moe.route import Routing, route
-from mini_infer_engine.layers.moe import MoESpec
+from mini_infer_engine.layers.moe import MoESpec, swiglu_oai
 from mini_infer_engine.ops import torch_ops
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, POLICY, cases, error, normal
 from tests.support.grouped_weights import moved, random_weight
@@ -25,14 +27,15 @@ def compute(
     experts: int,
     gate_up: torch.Tensor | GroupedWeight,
     down: torch.Tensor | GroupedWeight,
+    **options: Any,
 ) -> torch.Tensor:
     """What `experts` make of x, by one kernel or the other."""
     if not grouped:
-        return expert_gemv(x, routing, gate_up, down)
+        return expert_gemv(x, routing, gate_up, down, **options)
     tokens, top_k = routing.experts.shape
     tiles = POLICY.expert_tiles(max(2, tokens), top_k, experts, x.dtype, is_plain=isinstance(gate_up, torch.Tensor))
     assert tiles is not None
-    return grouped_experts(x, routing, gate_up, down, tiles)
+    return grouped_experts(x, routing, gate_up, down, tiles, **options)
 
 
 @pytest.mark.parametrize("normalizes", [False, True])
@@ -95,6 +98,56 @@ def test_experts_compute_their_tokens(
         gate, up = both.chunk(2, dim=-1)
         made = torch.einsum("tn,thn->th", functional.silu(gate) * up, down.double()[chosen])
         assert error(summands[choice], made * routing.weights[:, choice, None].double()) < 16
+
+
+@pytest.mark.parametrize("form", ["plain", "mxfp4"])
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "experts", "top_k", "hidden", "width", "dtype"),
+    cases([(3, 3, 2, 64, 32, FP32)], [(2, 32, 4, 2880, 2880, BF16), (300, 16, 4, 512, 384, BF16)]),
+)
+def test_experts_with_biases_and_a_limit_compute_their_tokens(
+    tokens: int, experts: int, top_k: int, hidden: int, width: int, dtype: torch.dtype, grouped: bool, form: str
+) -> None:
+    """As gpt-oss's do, on all ranks or with one expert elsewhere, whose summands are zero."""
+    x = normal(tokens, hidden, dtype=dtype)
+    stacks: list[torch.Tensor | GroupedWeight] = [
+        normal(experts, 2 * width, hidden, dtype=dtype) / hidden**0.5,
+        normal(experts, hidden, width, dtype=dtype, seed=1) / width**0.5,
+    ]
+    if form != "plain":
+        shapes = ((2 * width, hidden), (hidden, width))
+        stacks = [
+            stacked([moved(random_weight(form, rows, columns, seed), DEVICE) for seed in range(experts)])
+            for rows, columns in shapes
+        ]
+    biases = [normal(experts, rows, dtype=dtype, seed=4) for rows in (2 * width, hidden)]
+    limit = 0.75
+    wide_gate_up, wide_down = (
+        (weight if isinstance(weight, torch.Tensor) else dequantized_groups(weight)).double() for weight in stacks
+    )
+    logits = normal(tokens, experts, dtype=dtype, seed=2)
+    for local in (None, range(1, experts)):
+        own = [weight if local is None else _local(weight, local) for weight in stacks]
+        own_biases = [bias if local is None else bias[local.start :] for bias in biases]
+        options = {"gate_up_bias": own_biases[0], "down_bias": own_biases[1], "swiglu_limit": limit}
+        routing = route(logits, top_k, normalizes_top_k=True, groups=grouped, local=local)
+        summands = compute(grouped, x, routing, experts, own[0], own[1], **options)
+        whole = route(logits, top_k, normalizes_top_k=True, groups=False)
+        for choice in range(top_k):
+            chosen = whole.experts[:, choice].long()
+            both = torch.einsum("th,tnh->tn", x.double(), wide_gate_up[chosen]) + biases[0].double()[chosen]
+            between = swiglu_oai(*both.chunk(2, dim=-1), limit)
+            made = torch.einsum("tn,thn->th", between, wide_down[chosen]) + biases[1].double()[chosen]
+            made *= whole.weights[:, choice, None].double()
+            if local is not None:
+                made *= (chosen >= local.start)[:, None]
+            assert error(summands[choice], made) < 16
+
+
+def _local(weight: torch.Tensor | GroupedWeight, local: range) -> torch.Tensor | GroupedWeight:
+    rows = slice(local.start, local.stop)
+    return weight[rows] if isinstance(weight, torch.Tensor) else weight.at(rows)
 
 
 @pytest.mark.parametrize("form", ["int8-row", "fp8-128", "int4-32", "nvfp4"])

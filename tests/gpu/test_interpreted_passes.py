@@ -53,6 +53,7 @@ from tests.support.thread_group import StageAlone, StagesInTurn, TableInTurns, T
 from tests.support.tiny_models import (
     DEEPSEEK,
     DEEPSEEK_V3,
+    GPT_OSS,
     GREEDY,
     LONGROPE_PARTIAL,
     PageDealer,
@@ -71,6 +72,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "phi3": LONGROPE_PARTIAL,
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": DEEPSEEK_V3,
+    "gpt_oss": GPT_OSS,
     "gemma2": {"head_dim": 16, "sliding_window": 9, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0},
 }
 
@@ -125,6 +127,8 @@ def sampled_by(runner: ModelRunner, *rows: Row, num_decodes: int = 0) -> list[in
         ("deepseek_v2", 0),
         ("deepseek_v2", 4),
         ("deepseek_v3", 4),
+        ("gpt_oss", 0),
+        ("gpt_oss", 4),
     ],
 )
 def test_passes_equal_transformers(

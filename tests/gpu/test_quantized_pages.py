@@ -20,7 +20,7 @@ from mini_infer_engine.kernels.workspace import Workspace
 from mini_infer_engine.models.kv_spec import FP8, INT8, KVQuantization, KVSpec
 from mini_infer_engine.runtime.memory.quantized_pool import QuantizedKVPool
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, POLICY, WORKSPACE, cases, error, normal
-from tests.gpu.paged import exact_attention, strided_queries
+from tests.gpu.paged import exact_attention, make_sinks, strided_queries
 from tests.gpu.test_attention_kernels import CHUNKS, CONFIGS, LENGTHS, ROUNDING
 
 pytestmark = KERNELS
@@ -28,7 +28,11 @@ KINDS = pytest.mark.parametrize("kind", [FP8, INT8], ids=lambda kind: kind.name)
 SHAPES = pytest.mark.parametrize(
     ("q_heads", "kv_heads", "head_dim", "page_size", "window", "softcap", "dtype"),
     cases(
-        [(4, 2, 64, 16, None, None, FP32), (7, 1, 24, 64, 40, 1.5, FP32)],
+        [
+            (4, 2, 64, 16, None, None, FP32),
+            (7, 1, 24, 64, 40, 1.5, FP32),
+            (4, 2, 64, 16, 20, None, FP32),
+        ],
         [
             (28, 4, 128, 128, None, None, BF16),
             (16, 8, 128, 16, 1000, None, BF16),
@@ -89,6 +93,11 @@ WIDE_SHAPES = pytest.mark.parametrize(
 )
 """Of pages that are widened: whatever can be, though FlashAttention-3 reads some of these only."""
 ROTATION_PERIOD = 10.0
+
+
+def sinks_of(q_heads: int, window: int | None, softcap: float | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """Returns sinks for heads that have a window and no cap of scores."""
+    return make_sinks(q_heads, dtype) if window is not None and softcap is None else None
 
 
 @dataclass
@@ -198,6 +207,7 @@ def test_decode_attention(
 ) -> None:  # fmt: skip
     """The new token is stored as by torch, and attends to itself as it is stored, wherever it stands in its text."""
     rows, scale = len(LENGTHS), head_dim**-0.5
+    sinks = sinks_of(q_heads, window, softcap, dtype)
     made = make_quantized(LENGTHS, page_size, kv_heads, head_dim, dtype, kind)
     qkv = normal(rows, (q_heads + 2 * kv_heads) * head_dim, dtype=dtype, seed=99)
     heads = qkv.unflatten(1, (-1, head_dim))
@@ -216,7 +226,7 @@ def test_decode_attention(
         )
         mixed = decode_attention(
             qkv, rotation_of(head_dim, dtype, max(LENGTHS) + 5), made.layer, made.tables, plan,
-            scale=scale, workspace=WORKSPACE, softcap=softcap,
+            scale=scale, workspace=WORKSPACE, softcap=softcap, sinks=sinks,
         )  # fmt: skip
         check_stored(made.contents(), expected, kind)
         read = made.read(pages, kv_lengths % page_size, dtype).double()
@@ -225,7 +235,7 @@ def test_decode_attention(
             keys, values = made.keys[row], made.values[row]
             keys[-1], values[-1] = read[row]
             queries = heads[row : row + 1, :q_heads]
-            exact.append(exact_attention(queries, keys, values, length - 1, scale, window, softcap))
+            exact.append(exact_attention(queries, keys, values, length - 1, scale, window, softcap, sinks))
         # Queries are rounded to fp16 once more, and so are products of probabilities and scales.
         assert error(mixed, torch.cat(exact)) <= 2 * ROUNDING.get(dtype, ROUNDING[BF16]), config
 
@@ -236,7 +246,7 @@ def test_prefill_attention(
     q_heads: int, kv_heads: int, head_dim: int, page_size: int, window: int | None, softcap: float | None,
     dtype: torch.dtype, kind: KVQuantization,
 ) -> None:  # fmt: skip
-    scale = head_dim**-0.5
+    scale, sinks = head_dim**-0.5, sinks_of(q_heads, window, softcap, dtype)
     made = make_quantized([max(1, sum(chunk)) for chunk in CHUNKS], page_size, kv_heads, head_dim, dtype, kind)
 
     def check(chosen: list[int], config: PrefillConfig | None = None) -> None:
@@ -246,15 +256,17 @@ def test_prefill_attention(
         starts = torch.tensor([0, *counts], device=DEVICE).cumsum(0).to(torch.int32)
         lengths = torch.tensor(ends, dtype=torch.int32, device=DEVICE)
         rows = PrefillRows(made.tables[chosen], starts, lengths, max(counts), max(ends))
-        config = config or POLICY.prefill_config(prefill_shape(q, made.layer, rows, window, softcap))
+        shape = prefill_shape(q, made.layer, rows, window, softcap, has_sinks=sinks is not None)
+        config = config or POLICY.prefill_config(shape)
         mixed = prefill_attention(
             q, made.layer, rows,
             scale=scale, config=config, workspace=WORKSPACE, sliding_window=window, softcap=softcap,
+            sinks=sinks,
         )  # fmt: skip
         for index, part, queries in zip(chosen, mixed.split(counts), q.split(counts), strict=True):
             start, end = CHUNKS[index][0], sum(CHUNKS[index])
             keys, values = made.keys[index][:end], made.values[index][:end]
-            exact = exact_attention(queries, keys, values, start, scale, window, softcap)
+            exact = exact_attention(queries, keys, values, start, scale, window, softcap, sinks)
             assert error(part, exact) <= 2 * ROUNDING[dtype], CHUNKS[index]
 
     if ON_GPU:

@@ -87,3 +87,28 @@ def _modelopt_file() -> dict[str, Any]:
             "exclude_modules": ["lm_head", "model.embed_tokens*"],
         },
     }
+
+
+def quantize_stacked_experts(folder: Path) -> dict[str, Tensor]:
+    """Rewrite a folder's experts as gpt-oss has them in MXFP4; returns all of its weights dequantised, by name.
+
+    After transformers' integrations/mxfp4.py: blocks [experts, rows, groups, 16], scales [experts, rows, groups].
+    """
+    tensors = load_file(folder / "model.safetensors")
+    written, exact = dict(tensors), dict(tensors)
+    for key, stack in tensors.items():
+        if not key.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+            continue
+        del written[key]
+        rows = stack.transpose(1, 2)  # [experts, rows, columns]
+        stored, dequantised = quantized(rows.flatten(0, 1), "mxfp4")
+        groups = (len(rows), rows.shape[1], -1)
+        written[f"{key}_blocks"] = stored["weight_packed"].view(*groups, 16)
+        written[f"{key}_scales"] = stored["weight_scale"].view(groups)
+        exact[key] = dequantised.view_as(rows).transpose(1, 2).contiguous()
+    save_file(written, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": kept}
+    (folder / "config.json").write_text(json.dumps(config))
+    return exact

@@ -94,6 +94,7 @@ DEEPSEEK_YARN: dict[str, Any] = DEEPSEEK | {
 }
 """V2's: yarn with mscale, queries from a latent, experts from the best groups; `DEEPSEEK` has V2-Lite's."""
 DEEPSEEK_V3: dict[str, Any] = {name: value for name, value in DEEPSEEK_YARN.items() if name != "topk_method"}
+GPT_OSS: dict[str, Any] = {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 11}
 LONGROPE_PARTIAL: dict[str, Any] = {
     "original_max_position_embeddings": 32,
     "rope_parameters": {
@@ -118,6 +119,8 @@ def save_tiny_model(directory: Path, architecture: str, *, shard_size: str = "1G
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
                 parameter.uniform_(0.5, 1.5)  # transformers' ones and zeros would hide that they are not loaded
+            elif name.endswith("sinks"):
+                parameter.uniform_(-2.0, 4.0)  # from nearly nothing to most of the softmax
         for name, buffer in model.named_buffers():
             if name.endswith("correction_bias"):
                 buffer.uniform_(-0.3, 0.3)

@@ -65,7 +65,9 @@ MODELS: dict[str, Served] = {
     "gpt2": Served(),
     "gpt_bigcode": Served(),
     "gpt_neox": Served(),
+    "granite_swa": Served(_WINDOWS),
     "granitemoe": Served(_EXPERTS),
+    "granitemoe_swa": Served({**_EXPERTS, **_WINDOWS}),
     "granitemoeshared": Served({**_EXPERTS, "shared_intermediate_size": 32}),
     "helium": Served(_HEAD),
     "hunyuan_v1_dense": Served(_HEAD),
@@ -137,7 +139,6 @@ REFUSED: dict[str, Refused] = {
         {"layer_types": ["linear_attention", "full_attention"], "num_experts": 4},
     ),
     "latent attention": Refused("minicpm3", "MiniCPM3ForCausalLM", "latent attention"),
-    "sinks": Refused("gpt_oss", "GptOssForCausalLM", "s_aux", {"num_local_experts": 4}),
     "sparse": Refused("deepseek_v32", "DeepseekV32ForCausalLM", "indices"),
     "experts by value": Refused(
         "dbrx",

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.layers.linear import Linear, PackedLinear, row_parallel
 from mini_infer_engine.layers.norm import RMSNorm
+from mini_infer_engine.layers.placement import Part, Placement
 from mini_infer_engine.layers.rotary import Rotary
 
 
@@ -32,6 +33,8 @@ class AttentionBlock(nn.Module):
         """The width of attention's output, which `o_proj` reads."""
         self.scale = config.attention_scale
         self.softcap = config.attention_softcap
+        self.sinks: Tensor | None = None  # [heads]
+        """Attention sinks (Xiao et al. 2023, arXiv 2309.17453) as learned logits, one for each head of this rank."""
         self.sliding_window = config.sliding_windows[layer]
         self.rope = config.ropes[layer]
         self.rotary: Rotary | None = None  # set by `DecoderModel.finish_loading`, shared by layers of one rotation
@@ -55,6 +58,18 @@ class Attention(AttentionBlock):
         self.q_norm = RMSNorm.of(config, config.head_dim) if has_qk_norm else None
         self.k_norm = RMSNorm.of(config, config.head_dim) if has_qk_norm else None
         self.qk_norm_weight: Tensor | None = None  # [heads + kv_heads, head_dim]
+        self._heads = parallel.heads(config.num_heads, 1)
+        if config.attention_sinks:
+            self.sinks = nn.Parameter(torch.empty(self.num_heads), requires_grad=False)
+
+    def checkpoint_tensors(self, path: str) -> dict[str, Placement]:
+        """Maps the checkpoint's sinks to those of this rank's heads; its layers and norms have placements of their
+        own.
+        """
+        if self.sinks is None:
+            return {}
+        part = None if self._heads.count == self._heads.total else Part(0, self._heads)
+        return {f"{path}.sinks": Placement(self.sinks, part=part)}
 
     def finish_loading(self) -> None:
         """Expands the two norms' weights to one row for each head, so that one product scales q and k."""

@@ -44,6 +44,10 @@ class MoESpec:
     top_groups: int = 1
     has_correction: bool = False
     """True if a bias is added to the scores that choose experts (not to the weights): it balances the experts' load."""
+    has_bias: bool = False
+    """True if the router and the experts' products have biases."""
+    swiglu_limit: float | None = None
+    """The bound of `swiglu_oai`, which gates the experts; None: silu(gate) * up."""
 
     @property
     def num_stacked(self) -> int:
@@ -59,6 +63,18 @@ class MoESpec:
     def experts_per_token(self) -> int:
         """The number of routed and shared experts that compute a token."""
         return self.top_k + self.num_shared
+
+
+SWIGLU_ALPHA = 1.702
+"""The factor of the gate within the sigmoid of `swiglu_oai`, with which it is near to GELU (arXiv 1606.08415)."""
+
+
+def swiglu_oai(gate: Tensor, up: Tensor, limit: float) -> Tensor:
+    """Returns gpt-oss's clamped SwiGLU, gate * sigmoid(1.702 gate) * (up + 1), with gate and up limited (gpt-oss model
+    card, arXiv 2508.10925).
+    """
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (gate * (gate * SWIGLU_ALPHA).sigmoid_()).mul_(up.add_(1.0))
 
 
 class StoredExperts(Protocol):
@@ -112,11 +128,17 @@ class SparseMoE(nn.Module):
         self.stored: StoredExperts | None = None
         """The quantised experts. None: weights are in the model's dtype, in `gate_up_proj` and `down_proj`."""
         experts, hidden, width = len(self.local_experts), spec.hidden_size, self._share.count
-        self.gate = Linear(hidden, spec.num_experts)
+        self.gate = Linear(hidden, spec.num_experts, bias=spec.has_bias)
         correction = torch.empty(spec.num_experts, dtype=torch.float32) if spec.has_correction else None
         self.correction = None if correction is None else nn.Parameter(correction, requires_grad=False)
         self.gate_up_proj = nn.Parameter(torch.empty(experts, 2 * width, hidden), requires_grad=False)
         self.down_proj = nn.Parameter(torch.empty(experts, hidden, width), requires_grad=False)
+        self.gate_up_bias: nn.Parameter | None = None
+        self.down_bias: nn.Parameter | None = None
+        """The biases of the stacks; where ranks share the width of every expert, one of them adds that of `down`."""
+        if spec.has_bias:
+            self.gate_up_bias = nn.Parameter(torch.empty(experts, 2 * width), requires_grad=False)
+            self.down_bias = nn.Parameter(torch.empty(experts, hidden), requires_grad=False)
 
     @property
     def share(self) -> Shard:

@@ -231,7 +231,7 @@ class DecoderModel(CausalModel):
         """Maps the name of every tensor that a checkpoint must have to the memory that it fills."""
         tensors: dict[str, Placement] = {}
         for path, module in self.named_modules():
-            if isinstance(module, Linear | SparseMoE | Embedding | RMSNorm):
+            if isinstance(module, Linear | SparseMoE | Embedding | RMSNorm | Attention):
                 tensors |= module.checkpoint_tensors(path)
             else:
                 tensors |= {f"{path}.{name}": Placement(p) for name, p in module.named_parameters(recurse=False)}

@@ -10,7 +10,7 @@ from mini_infer_engine.communication.collectives import NO_COLLECTIVES, Collecti
 from mini_infer_engine.config.model.model_config import Activation
 from mini_infer_engine.layers.embedding import Embedding
 from mini_infer_engine.layers.linear import Linear
-from mini_infer_engine.layers.moe import MoESpec, SparseMoE, expert_weight
+from mini_infer_engine.layers.moe import MoESpec, SparseMoE, expert_weight, swiglu_oai
 from mini_infer_engine.layers.norm import RMSNorm, rms_norm
 from mini_infer_engine.ops.base import ResidualState
 
@@ -80,8 +80,11 @@ class TorchOps:
         for expert in sorted(set(experts.flatten().tolist()).intersection(moe.local_experts)):
             tokens, choices = torch.where(experts == expert)
             here = expert - moe.local_experts.start
-            gate, up = functional.linear(x[tokens], expert_weight(gate_up, here, x.dtype)).chunk(2, dim=-1)
-            made = functional.linear(functional.silu(gate).mul_(up), expert_weight(down, here, x.dtype))
+            gate_up_bias = None if moe.gate_up_bias is None else moe.gate_up_bias[here]
+            down_bias = None if moe.down_bias is None else moe.down_bias[here]
+            both = functional.linear(x[tokens], expert_weight(gate_up, here, x.dtype), gate_up_bias)
+            gated = _gated(both, moe.spec)
+            made = functional.linear(gated, expert_weight(down, here, x.dtype), down_bias)
             mixed.index_add_(0, tokens, made * weights[tokens, choices, None])
         if (shared := moe.shared_experts) is not None:
             mixed += shared.down_proj(self.norm_gated_linear(ResidualState(x), None, shared.gate_up_proj, "silu"))
@@ -108,6 +111,13 @@ class TorchOps:
         """Returns linear(x), summed over all ranks."""
         made: Tensor = linear(x)
         return self._collectives.all_reduce(made) if linear.is_summed else made
+
+
+def _gated(both: Tensor, spec: MoESpec) -> Tensor:
+    """Returns the input of the experts' second product; the halves of `both` are gate and up."""
+    gate, up = both.chunk(2, dim=-1)
+    limit = spec.swiglu_limit
+    return functional.silu(gate).mul_(up) if limit is None else swiglu_oai(gate, up, limit)
 
 
 def norm_shared_columns_(x: Tensor, norm: RMSNorm, collectives: Collectives) -> None:

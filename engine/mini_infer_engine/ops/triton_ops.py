@@ -249,10 +249,11 @@ class TritonOps:
             correction=moe.correction,
             local=None if len(moe.local_experts) == spec.num_stacked else moe.local_experts,
         )
+        biases = {"gate_up_bias": moe.gate_up_bias, "down_bias": moe.down_bias}
         if tiles is None:
-            summands = expert_gemv(x, routing, gate_up, down)
+            summands = expert_gemv(x, routing, gate_up, down, **biases, swiglu_limit=spec.swiglu_limit)
         else:
-            summands = grouped_experts(x, routing, gate_up, down, tiles)
+            summands = grouped_experts(x, routing, gate_up, down, tiles, **biases, swiglu_limit=spec.swiglu_limit)
         if moe.is_summed:
             rows, width = x.shape
             if moe.shared_experts is None and self._pushes(rows, width, x):

@@ -15,6 +15,7 @@ from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, dequant
 from mini_infer_engine.layers.grouped import multiplies_groups
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.moe import ExpertLayers, SparseMoE
+from mini_infer_engine.layers.stacked_moe import MX_GROUP, StackedMoE
 from mini_infer_engine.quantization.row_maxima import OverRanks, as_here
 
 
@@ -82,6 +83,23 @@ class CheckpointExperts(QuantizedExperts):
             moe.shared_experts = None
         self.keep(moe, stacked(gate_up), stacked(down))
         del moe.experts
+
+
+class MxExperts(QuantizedExperts):
+    """Experts of a checkpoint that stores each projection of all experts as one MXFP4 tensor."""
+
+    def process_weights_after_loading(self, moe: SparseMoE) -> None:
+        """Makes the loaded tensors the two stacks: they are in the form that kernels read."""
+        assert isinstance(moe, StackedMoE)
+        if not moe.loads_mx_stacks:
+            return
+        hidden, width = moe.spec.hidden_size, moe.share.count
+        gate_up = GroupedWeight("fp4", moe.gate_up_values.data, moe.gate_up_scales.data, hidden, MX_GROUP)
+        down = GroupedWeight("fp4", moe.down_values.data, moe.down_scales.data, width, MX_GROUP)
+        for name in ("gate_up_values", "gate_up_scales", "down_values", "down_scales"):
+            delattr(moe, name)
+        moe.loads_mx_stacks = False
+        self.keep(moe, gate_up, down)
 
 
 def expand_experts(moe: SparseMoE) -> None:

@@ -8,8 +8,9 @@ from mini_infer_engine.config.quantization.integer import IntegerScheme
 from mini_infer_engine.config.quantization.schemes import Fp8Scheme, Scheme, Schemes
 from mini_infer_engine.layers.linear import Linear, LinearMethod
 from mini_infer_engine.layers.moe import SparseMoE
+from mini_infer_engine.layers.stacked_moe import StackedMoE, expand_mx_stacks
 from mini_infer_engine.models.decoder import DecoderModel
-from mini_infer_engine.quantization.experts import expand_experts
+from mini_infer_engine.quantization.experts import MxExperts, expand_experts, give_up_stacks
 from mini_infer_engine.quantization.fp4 import Fp4Method
 from mini_infer_engine.quantization.fp8 import Fp8Method
 from mini_infer_engine.quantization.integer import IntegerCheckpointMethod
@@ -25,7 +26,11 @@ def quantize_layers(model: DecoderModel, schemes: Schemes) -> None:
             layer's scheme.
     """
     mixtures = {path: module for path, module in model.named_modules() if isinstance(module, SparseMoE)}
+    _check_stacks(model, schemes, mixtures)
     for path, moe in mixtures.items():
+        if isinstance(moe, StackedMoE):
+            _expand_stacks(path, moe, schemes.scheme_of(model.checkpoint_name(f"{path}.experts")), schemes)
+            continue
         scheme = _common_scheme(schemes, map(model.checkpoint_name, _expert_layers(path, moe)))
         if scheme is not None:
             _expand(path, moe, scheme)
@@ -42,6 +47,34 @@ def quantize_layers(model: DecoderModel, schemes: Schemes) -> None:
             is_expert = any(path.startswith(f"{mixture}.") for mixture in mixtures)
             remedy = " --enable-expert-parallel leaves experts whole." if is_expert and _are_cut(mixtures) else ""
             raise ModelError(f"quantization_config does not fit layer {path}: {error}.{remedy}") from None
+
+
+def _check_stacks(model: DecoderModel, schemes: Schemes, mixtures: Mapping[str, SparseMoE]) -> None:
+    """Raises ModelError if MXFP4 experts in one tensor are announced, and the architecture stores none so."""
+    are_stacks = any(isinstance(rule.scheme, Fp4Scheme) and rule.scheme.form == "mxfp4" for rule in schemes.rules)
+    if are_stacks and not any(isinstance(moe, StackedMoE) for moe in mixtures.values()):
+        raise ModelError(
+            f"quantization_config: quant_method = 'mxfp4': {model.config.architecture} has no experts that a "
+            "checkpoint stores as one tensor; use the original weights."
+        )
+
+
+def _expand_stacks(path: str, moe: StackedMoE, scheme: Scheme | None, schemes: Schemes) -> None:
+    """Gives a mixture's experts memory for MXFP4. Raises ModelError if they have another scheme, or do not fit."""
+    if scheme is None:
+        return
+    if not isinstance(scheme, Fp4Scheme) or scheme.form != "mxfp4":
+        raise ModelError(
+            f"quantization_config: {schemes.name} of the experts of {path}, which one tensor stores, is not supported: "
+            "supported is quant_method mxfp4; or use the original weights."
+        )
+    try:
+        expand_mx_stacks(moe)
+    except ValueError as error:
+        remedy = " --enable-expert-parallel leaves experts whole." if moe.share.count < moe.share.total else ""
+        raise ModelError(f"quantization_config does not fit the experts of {path}: {error}.{remedy}") from None
+    moe.stored = MxExperts()
+    give_up_stacks(moe)
 
 
 def _are_cut(mixtures: Mapping[str, SparseMoE]) -> bool:

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from torch.nn import functional
 
 from mini_infer_engine.communication.collectives import NO_COLLECTIVES, Collectives
 from mini_infer_engine.kernels.gemm.quantized_weight import GROUP
@@ -39,8 +38,8 @@ from mini_infer_engine.quantization.on_load import (
 )
 from mini_infer_engine.quantization.row_maxima import OverRanks, over_ranks_of, row_maxima
 from mini_infer_engine.quantization.smooth import smoothed
+from mini_infer_engine.runtime.attention import eager
 from mini_infer_engine.runtime.attention.masks import additive
-from mini_infer_engine.runtime.attention.softcapped import softcapped_attention
 
 log = logging.getLogger(__name__)
 
@@ -236,19 +235,13 @@ class _DenseAttention:
         rotate_(qk, *layer.rotary.lookup(self._positions))
         by_row = heads.view(self._rows, self._length, -1, layer.head_dim).transpose(1, 2)
         q, k, v = torch.split(by_row, [layer.num_heads, layer.num_kv_heads, layer.num_kv_heads], dim=1)
-        mask = self._mask(layer, qkv.dtype)
-        if layer.softcap is not None:
-            out = softcapped_attention(q, k, v, mask, scale=layer.scale, softcap=layer.softcap)
-        else:
-            out = functional.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=mask is None, scale=layer.scale, enable_gqa=q.shape[1] != k.shape[1]
-            )
+        out = eager.attention(q, k, v, self._mask(layer, qkv.dtype), layer)
         return out.transpose(1, 2).reshape(qkv.shape[0], -1)
 
     def _mask(self, layer: Attention, dtype: torch.dtype) -> Tensor | None:
         """Returns an additive mask, or None if the layer is plainly causal."""
         window = layer.sliding_window
-        if layer.softcap is None and (window is None or window >= self._length):
+        if window is None or window >= self._length:
             return None
         keys = self._positions[: self._length]
         visible = keys <= keys[:, None]

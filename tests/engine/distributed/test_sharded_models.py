@@ -31,7 +31,7 @@ SIZES = [30, 1, 9]
 CHOSEN = [
     "qwen2", "qwen2-tied", "qwen3-tied", "llama-biased", "mistral-window", "gemma3", "gemma2-tight-caps", "qwen3-moe",
     "qwen3-moe-mixed", "mixtral", "phi3", "phi4-mini", "olmo2", "olmo2-biased", "granite-biased", "smollm3",
-    "deepseek-v2-lite", "deepseek-v2", "deepseek-v2-dense", "deepseek-v3", "deepseek-v3-halves",
+    "deepseek-v2-lite", "deepseek-v2", "deepseek-v2-dense", "deepseek-v3", "deepseek-v3-halves", "gpt-oss",
 ]  # fmt: skip
 
 
@@ -92,10 +92,13 @@ def test_bfloat16_error_of_tensor_parallel_logits_equals_that_of_one_process(
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("variant", ["qwen3-moe", "qwen3-moe-mixed", "mixtral", "deepseek-v2-lite", "deepseek-v3"])
+@pytest.mark.parametrize(
+    "variant", ["qwen3-moe", "qwen3-moe-mixed", "mixtral", "deepseek-v2-lite", "deepseek-v3", "gpt-oss"]
+)
 def test_expert_parallel_logits_equal_one_process(variant: str, size: int, tmp_path: Path) -> None:
     architecture, changes = VARIANTS[variant]
-    experts = {"mixtral": "num_local_experts", "qwen3_moe": "num_experts"}.get(architecture, "n_routed_experts")
+    names = {"mixtral": "num_local_experts", "qwen3_moe": "num_experts", "gpt_oss": "num_local_experts"}
+    experts = names.get(architecture, "n_routed_experts")
     width = {0: 33, 1: 36, 2: 34}[changes.get("n_shared_experts", 0)]  # the shared experts' alone is shared out
     save_tiny_model(tmp_path, architecture, **(changes | {experts: 8, "moe_intermediate_size": width}))
     _check(tmp_path, size, enable_expert_parallel=True)

@@ -18,6 +18,7 @@ from tests.support.tiny_models import (
     DEEPSEEK,
     DEEPSEEK_V3,
     DEEPSEEK_YARN,
+    GPT_OSS,
     GRANITE,
     GREEDY,
     LONGROPE,
@@ -153,6 +154,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {k: v for k, v in DEEPSEEK.items() if k != "topk_method"}
         | {"n_group": 1, "topk_group": 1, "rope_interleave": False},
     ),
+    "gpt-oss": ("gpt_oss", GPT_OSS),
+    "gpt-oss-clamped": (
+        "gpt_oss",
+        {
+            **GPT_OSS,
+            "initializer_range": 0.35,  # many gates are beyond the limit
+            "attention_bias": False,
+            "num_key_value_heads": 1,
+            "num_experts_per_tok": 1,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "rope_parameters": ROPES["yarn"],
+        },
+    ),
     **{f"llama-{name}": ("llama", {"rope_parameters": rope}) for name, rope in ROPES.items()},
 }
 
@@ -179,6 +193,7 @@ def test_logits_equal_transformers_whole_chunked_and_token_by_token(variant: str
         "smollm3",
         "deepseek-v2-lite",
         "deepseek-v3",
+        "gpt-oss",
         "llama-yarn",
     ],
 )
@@ -329,6 +344,11 @@ def test_config_defaults_equal_those_of_transformers(tmp_path: Path) -> None:
     assert _config(tmp_path, architectures=["MistralForCausalLM"]).sliding_windows == (4096, 4096)
     assert _config(tmp_path, architectures=["MistralForCausalLM"], sliding_window=None).sliding_windows == (None, None)
     assert _config(tmp_path, architectures=["Qwen2ForCausalLM"], sliding_window=8).sliding_windows == (None, None)
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GptOssForCausalLM"]}))
+    gpt_oss = read_config(tmp_path)
+    assert (gpt_oss.num_layers, gpt_oss.sliding_windows[:3]) == (36, (128, None, 128))
+    assert (gpt_oss.ropes[0].theta, gpt_oss.ropes[0].factor, gpt_oss.ropes[0].truncate) == (150_000.0, 32.0, False)
+    assert gpt_oss.max_position_embeddings == 131_072
 
 
 @pytest.mark.parametrize(
@@ -390,6 +410,8 @@ def test_config_defaults_equal_those_of_transformers(tmp_path: Path) -> None:
         ({"architectures": ["GraniteForCausalLM"], "residual_multiplier": 0}, ["residual_multiplier", "positive"]),
         ({"architectures": ["GraniteForCausalLM"], "attention_multiplier": 0}, ["attention_multiplier", "positive"]),
         ({"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 9}, ["num_experts_per_tok", "at most"]),
+        ({"architectures": ["GptOssForCausalLM"], "num_experts_per_tok": 129}, ["num_experts_per_tok", "at most"]),
+        ({"architectures": ["GptOssForCausalLM"], "swiglu_limit": 0}, ["swiglu_limit = 0", "positive"]),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(changes: dict[str, Any], words: list[str], tmp_path: Path) -> None:

@@ -51,6 +51,8 @@ class ModelConfig:
     """Factor of queries times keys before the softmax."""
     attention_softcap: float | None = None
     """Scores become softcap * tanh(scores / softcap) before mask and softmax."""
+    attention_sinks: bool = False
+    """True if the softmax of each head has a learned logit beside its scores."""
     logits_softcap: float | None = None
     """Logits become softcap * tanh(logits / softcap); None if they are not capped."""
     logits_divisor: float = 1.0

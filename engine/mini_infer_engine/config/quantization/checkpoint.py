@@ -2,7 +2,7 @@
 
 FP8 checkpoints of three makes are read, `fp8` (DeepSeek-V3's and Qwen's, transformers' FineGrainedFP8Config),
 `compressed-tensors` (llm-compressor's, `config.compressed_tensors`) and `modelopt` (NVIDIA's), the integers of
-compressed-tensors, GPTQ and AWQ (`integer_quantization`), and 4-bit floats (`fp4_quantization`).
+compressed-tensors, GPTQ and AWQ (`config.quantization.integer`), and 4-bit floats (`config.quantization.fp4`).
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from mini_infer_engine.config.json_fields import Fields
 from mini_infer_engine.config.quantization.compressed_tensors import parse_compressed_tensors
 from mini_infer_engine.config.quantization.fields import check_pattern, errors_of, names, refuse
-from mini_infer_engine.config.quantization.fp4 import parse_modelopt_fp4
+from mini_infer_engine.config.quantization.fp4 import MX_EXPERTS, Fp4Scheme, parse_modelopt_fp4
 from mini_infer_engine.config.quantization.integer import IntegerScheme, parse_awq, parse_gptq
 from mini_infer_engine.config.quantization.schemes import ALL_LINEAR, PATTERN, Fp8Scheme, Rule, Scheme, Schemes
 from mini_infer_engine.config.quantization.unread import refuse_mlx, refuse_unread
@@ -76,6 +76,9 @@ def parse_quantization(fields: Fields) -> Schemes | None:
         return Schemes.of_all(parse_awq(fields, raw), ("lm_head", *kept))
     if method == "modelopt":
         return _parse_modelopt(fields, raw, names(fields, raw, "ignore"))
+    if method == "mxfp4":
+        plain = names(fields, raw, "modules_to_not_convert")
+        return Schemes((Rule(f"{PATTERN}{MX_EXPERTS}", Fp4Scheme("mxfp4", 32)),), plain)
     raise refuse_unread(fields, raw)
 
 

@@ -1,5 +1,5 @@
-"""Reads `quantization_config` of checkpoints with 4-bit floats: NVFP4 and MXFP4, and NVIDIA's modelopt, which writes
-NVFP4.
+"""Reads `quantization_config` of checkpoints with 4-bit floats: NVFP4 and MXFP4, NVIDIA's modelopt, which writes NVFP4,
+and gpt-oss's MXFP4 (`quant_method` mxfp4, transformers' Mxfp4Config), which is of experts stored as one tensor.
 
 Follows compressed-tensors' formats `nvfp4-pack-quantized` and `mxfp4-pack-quantized`, and modelopt's
 hf_quant_config.json. No torch.
@@ -11,7 +11,9 @@ from typing import Any, Literal
 from mini_infer_engine.config.json_fields import Fields
 from mini_infer_engine.config.quantization.fields import refuse
 
-Fp4Form = Literal["nvfp4-pack-quantized", "mxfp4-pack-quantized", "modelopt"]
+Fp4Form = Literal["nvfp4-pack-quantized", "mxfp4-pack-quantized", "modelopt", "mxfp4"]
+MX_EXPERTS = r".*\.experts$"
+"""The expression for layers that `quant_method` mxfp4 quantises: all experts of a mixture together."""
 _GROUPS = {"nvfp4-pack-quantized": 16, "mxfp4-pack-quantized": 32}
 
 

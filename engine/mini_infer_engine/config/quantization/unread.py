@@ -6,7 +6,7 @@ from typing import Any, Literal
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.json_fields import Fields
 
-READ = "fp8, compressed-tensors, gptq, awq or modelopt"
+READ = "fp8, compressed-tensors, gptq, awq, modelopt or mxfp4"
 """The values of `quant_method` that are read."""
 _NAMES = {
     "aqlm": "AQLM",

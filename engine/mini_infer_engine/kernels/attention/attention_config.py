@@ -121,6 +121,8 @@ class PrefillShape:
     """Pages of all sequences, or an upper bound."""
     wide_pages: int = 0
     """Pages in 16 bits for which there is scratch memory."""
+    has_sinks: bool = False
+    """True if heads have attention sinks."""
 
     @property
     def widened(self) -> "PrefillShape":
@@ -199,13 +201,13 @@ def hopper_decode_block(shape: PrefillShape) -> int | None:
     """Returns the keys in the largest block of hopper_decode_attention, or None if it cannot compute this shape.
 
     It supports pages with 16 bits an element and of whole blocks, head widths of a power of two, up to 16 query heads
-    per KV head, and no soft cap.
+    per KV head, no soft cap and no sinks.
     """
     halves = shape.dtype in (torch.bfloat16, torch.float16) and shape.pages_dtype == shape.dtype
     fits = shape.head_dim in _HOPPER_HEAD_DIMS and shape.q_heads <= _HOPPER_GROUP * shape.kv_heads
     block = min(_HOPPER_BLOCK_TOKENS, _HOPPER_BLOCK_ELEMENTS // shape.head_dim, shape.page_size)
     whole = block >= _LEAST_BLOCK_TOKENS and block & (block - 1) == 0 and shape.page_size % block == 0
-    return block if halves and fits and whole and not shape.caps_scores else None
+    return block if halves and fits and whole and not shape.caps_scores and not shape.has_sinks else None
 
 
 def check_config(
@@ -269,12 +271,12 @@ def prefill_config(shape: PrefillShape, sm_count: int, shared_memory_bytes: int)
 def supports_hopper_fa3(shape: PrefillShape) -> bool:
     """True if the FlashAttention-3 kernel can compute this shape.
 
-    It supports 16-bit pages of whole blocks, no window that masks, and no soft cap.
+    It supports 16-bit pages of whole blocks, no window that masks, no soft cap and no sinks.
     """
     masks = shape.sliding_window is not None and shape.sliding_window < shape.longest_key
     halves = shape.pages_dtype in (torch.bfloat16, torch.float16)
     fits = shape.head_dim in (64, 128) and shape.page_size % _TILE_QUERIES == 0
-    return halves and fits and not masks and not shape.caps_scores
+    return halves and fits and not masks and not shape.caps_scores and not shape.has_sinks
 
 
 def hopper_fa3_is_faster(tokens: int, sequences: int, q_heads: int) -> bool:

@@ -14,6 +14,7 @@ from mini_infer_engine.kernels.attention.decode_attention import rotated
 from mini_infer_engine.kernels.attention.decode_plan import FIELDS, MAX_SPLITS, NO_WINDOW, DecodePlan
 from mini_infer_engine.kernels.attention.page_ids import page_ids
 from mini_infer_engine.kernels.attention.rope_kv import Rotation
+from mini_infer_engine.kernels.attention.sinks import add_sinks
 from mini_infer_engine.kernels.attention.softcap import softcapped
 from mini_infer_engine.kernels.sizes import next_power_of_2
 from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
@@ -60,6 +61,7 @@ def _check_attention(
     cos_sin,
     q_norm,
     k_norm,
+    sinks,
     pool,
     page_tables,
     plan,
@@ -182,6 +184,11 @@ def _check_attention(
         acc = tl.dot(p.to(values.dtype), values, acc * alpha[:, None], input_precision=PRECISION)
         m_i = m_new
 
+    if sinks is not None:
+        has_sink = inside & (split == splits - 1)
+        logits = tl.load(sinks + head, mask=has_sink, other=float("-inf")).to(tl.float32)
+        acc, l_i, m_i = add_sinks(acc, l_i, m_i, logits, 1.0, 1.0)
+
     out_at = out + (row * QUERIES + query)[:, None] * out_stride + head[:, None] * HEAD_DIM + dims[None, :]
     if not MERGE or splits == 1:
         tl.store(out_at, (acc / l_i[:, None]).to(out.dtype.element_ty), mask=q_inside)
@@ -220,6 +227,7 @@ def check_attention(
     scale: float,
     workspace: Workspace,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Writes the new tokens of each sequence into their pages, and attends from each over all tokens up to it.
@@ -229,7 +237,7 @@ def check_attention(
     written); pool: one layer's view [pages, 2, page_size, kv_heads, head_dim] of qkv's dtype; page_tables [slots,
     width] int32, read at the plan's slots. The plan is that of `plan_decode` for each sequence's first new token.
     Returns [sequences * queries, q_heads * head_dim], in `out` if given. softcap: the cap of `softcap.softcapped`, or
-    None for none.
+    None for none. sinks: logits [q_heads] of `sinks.add_sinks`, or None.
     """
     _, _, page_size, kv_heads, head_dim = pool.shape
     programs = plan.entries.shape[0]
@@ -247,6 +255,7 @@ def check_attention(
         rotation.cos_sin,
         rotation.q_norm,
         rotation.k_norm,
+        sinks,
         pool,
         page_tables,
         plan.entries,

@@ -13,9 +13,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from mini_infer_engine.kernels.attention.attention_config import MANY_HEAD_ROWS
 from mini_infer_engine.kernels.attention.decode_plan import FIELDS, MAX_SPLITS, NO_WINDOW, DecodePlan
 from mini_infer_engine.kernels.attention.page_ids import page_ids
-from mini_infer_engine.kernels.attention.quantized_decode import scan_quantized
+from mini_infer_engine.kernels.attention.quantized_decode import UNIT, scan_quantized
 from mini_infer_engine.kernels.attention.quantized_rows import first_scale, rounded_rows, row_scales
 from mini_infer_engine.kernels.attention.rope_kv import Rotation
+from mini_infer_engine.kernels.attention.sinks import add_sinks
 from mini_infer_engine.kernels.attention.softcap import softcapped
 from mini_infer_engine.kernels.sizes import next_power_of_2
 from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
@@ -157,6 +158,7 @@ def _decode_attention(
     cos_sin,
     q_norm,
     k_norm,
+    sinks,
     pool,
     page_tables,
     plan,
@@ -298,6 +300,11 @@ def _decode_attention(
             acc = tl.dot(p.to(values.dtype), values, acc * alpha[:, None], input_precision=PRECISION)
             m_i = m_new
 
+    if sinks is not None:
+        has_sink = (heads < GROUP) & is_last_split
+        logits = tl.load(sinks + kv_head * GROUP + heads, mask=has_sink, other=float("-inf")).to(tl.float32)
+        acc, l_i, m_i = add_sinks(acc, l_i, m_i, logits, 1.0, UNIT if quantized else 1.0)
+
     out_at = out + row * out_stride + kv_head * GROUP * HEAD_DIM
     if not MERGE or splits == 1:
         result = (acc / l_i[:, None]).to(out.dtype.element_ty)
@@ -338,6 +345,7 @@ def decode_attention(
     scale: float,
     workspace: Workspace,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     early: bool = False,
 ) -> torch.Tensor:
@@ -348,7 +356,8 @@ def decode_attention(
     documents; the new token then attends to itself in its stored precision, too); page_tables [slots, width] int32,
     read at the plan's slots. The plan is of the same rows. Returns [rows, q_heads * head_dim], in `out` if given.
 
-    softcap: the cap of `softcap.softcapped`, or None for none. early: plan and page tables were written by kernels that
+    softcap: the cap of `softcap.softcapped`, or None for none. sinks: logits [q_heads] of `sinks.add_sinks`, or None.
+    early: plan and page tables were written by kernels that
     have ended when the kernel before this one begins, and are read before the wait for it. Keys and values are only
     prefetched into the L2 cache there, which returns the latest data whenever they are read.
     """
@@ -365,6 +374,7 @@ def decode_attention(
         return out
     if plan.config.hopper:
         assert softcap is None, "the kernel for Hopper does not cap scores: KernelPolicy.decode_config"
+        assert sinks is None, "the kernel for Hopper has no sinks: KernelPolicy.decode_config"
         from mini_infer_engine.kernels.attention.hopper_decode_attention import hopper_decode_attention
 
         hopper_decode_attention(
@@ -384,6 +394,7 @@ def decode_attention(
         rotation.cos_sin,
         rotation.q_norm,
         rotation.k_norm,
+        sinks,
         pool,
         page_tables,
         plan.entries,

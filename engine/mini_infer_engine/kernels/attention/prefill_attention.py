@@ -13,6 +13,7 @@ import triton.language as tl
 from mini_infer_engine.kernels.attention.attention_config import HopperPrefillConfig, PrefillConfig, PrefillShape
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.attention.quantized_rows import VALUE_UNIT, first_scale, unit_rows, widened
+from mini_infer_engine.kernels.attention.sinks import add_sinks
 from mini_infer_engine.kernels.attention.softcap import softcapped
 from mini_infer_engine.kernels.attention.widen_pages import WIDENING_PROGRAMS_PER_SM, widen_pages
 from mini_infer_engine.kernels.sizes import LOG2_E, cdiv, next_power_of_2
@@ -157,6 +158,7 @@ def _prefill_attention(
     page_tables,
     query_starts,
     ends,
+    sinks,
     out,
     partials,
     q_stride,
@@ -254,6 +256,10 @@ def _prefill_attention(
         acc *= 1 / VALUE_UNIT
     if quantized and not SOFTCAP:
         m_i *= query_scales
+    if sinks is not None:
+        has_sink = (queries < count) & (split == 0)
+        logits = tl.load(sinks + kv_head * GROUP + rows % GROUP, mask=has_sink, other=float("-inf")).to(tl.float32)
+        acc, l_i, m_i = add_sinks(acc, l_i, m_i, logits, scale, 1.0)
 
     has_all = blocks_of_split >= blocks
     if MERGE:
@@ -327,10 +333,12 @@ def prefill_shape(
     sliding_window: int | None = None,
     softcap: float | None = None,
     wide_pages: int = 0,
+    *,
+    has_sinks: bool = False,
 ) -> PrefillShape:
     """Returns the sizes of a call of `prefill_attention`, by which a policy chooses its config.
 
-    wide_pages: pages in 16 bits for which the workspace has room.
+    wide_pages: pages in 16 bits for which the workspace has room. has_sinks: the call has attention sinks.
     """
     tokens, q_heads, head_dim = q.shape
     _, _, page_size, kv_heads, _ = pool.shape
@@ -349,6 +357,7 @@ def prefill_shape(
         softcap is not None,
         rows.pages,
         wide_pages,
+        has_sinks,
     )
 
 
@@ -362,6 +371,7 @@ def prefill_attention(
     workspace: Workspace,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attends from each sequence's new tokens over all its tokens; their keys and values are in the pool already.
@@ -369,7 +379,7 @@ def prefill_attention(
     q [tokens, q_heads, head_dim], its rows may be strided; pool: one layer's view [pages, 2, page_size, kv_heads,
     head_dim], of q's dtype or of one byte an element (as `rope_kv` documents). Returns [tokens, q_heads * head_dim], in
     `out` if given. The config, from `KernelPolicy.prefill_config`, selects one of two kernels. softcap: the cap of
-    `softcap.softcapped`, or None for none.
+    `softcap.softcapped`, or None for none. sinks: logits [q_heads] of `sinks.add_sinks`, or None.
     """
     tokens, q_heads, head_dim = q.shape
     _, _, page_size, kv_heads, _ = pool.shape
@@ -381,6 +391,7 @@ def prefill_attention(
         return out
     if isinstance(config, HopperPrefillConfig):
         assert softcap is None, "the FlashAttention-3 kernel does not cap scores: KernelPolicy.prefill_config"
+        assert sinks is None, "the FlashAttention-3 kernel has no sinks: KernelPolicy.prefill_config"
         from mini_infer_engine.kernels.attention.hopper_prefill_attention import hopper_prefill_attention
 
         if config.widens:
@@ -401,6 +412,7 @@ def prefill_attention(
         rows.page_tables,
         rows.query_starts,
         rows.ends,
+        sinks,
         out,
         partials,
         q.stride(0),

@@ -15,7 +15,7 @@ from mini_infer_engine.kernels.attention.softcap import softcapped
 
 _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 _UNIT_BITS: tl.constexpr = tl.constexpr(8.0)
-_UNIT: tl.constexpr = tl.constexpr(256.0)
+UNIT: tl.constexpr = tl.constexpr(256.0)
 """The factor of probabilities, their sums and accumulators, 2^8.
 
 Multiplied by the scales of values they would otherwise be too small for fp16. It is part of the exponent, which costs
@@ -79,8 +79,8 @@ def scan_quantized(
     offsets = tl.arange(0, BLOCK)
     # A sum for each place in a block: what threads sum up among each other they do once, at the end.
     has_new_token = (offsets == 0) & is_last_split
-    sums = tl.zeros((BLOCK, GROUP_BLOCK), dtype=tl.float32) + tl.where(has_new_token, _UNIT, 0.0)[:, None]
-    new_first, new_second = tl.split(tl.reshape(new_value * _UNIT, (half_block, 2)))
+    sums = tl.zeros((BLOCK, GROUP_BLOCK), dtype=tl.float32) + tl.where(has_new_token, UNIT, 0.0)[:, None]
+    new_first, new_second = tl.split(tl.reshape(new_value * UNIT, (half_block, 2)))
     if columns:
         first_acc = tl.zeros((half_block, GROUP_BLOCK), dtype=tl.float32) + new_first[:, None]
         second_acc = tl.zeros((half_block, GROUP_BLOCK), dtype=tl.float32) + new_second[:, None]

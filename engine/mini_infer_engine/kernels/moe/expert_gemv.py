@@ -9,6 +9,7 @@ import triton.language as tl
 
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight
 from mini_infer_engine.kernels.gemm.grouped_weight_gemm import expert_operands, widened_tile
+from mini_infer_engine.kernels.moe.gated import gated
 from mini_infer_engine.kernels.moe.route import Routing
 from mini_infer_engine.kernels.sizes import cdiv
 
@@ -27,6 +28,7 @@ def _gate_up(
     scales,
     zeros,
     factors,
+    bias,
     out,
     K,
     N,
@@ -39,8 +41,10 @@ def _gate_up(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SKIPS: tl.constexpr,
+    LIMIT: tl.constexpr,
 ):
-    """Computes silu(x @ gate.T) * (x @ up.T) of one token and one of its experts: one program per (pair, block of N).
+    """Computes `gated` of x @ gate.T and x @ up.T of one token and one of its experts: one program per (pair, block of
+    N).
 
     SKIPS: an expert below 0 has no weights here, and contributes 0.
     """
@@ -74,10 +78,14 @@ def _gate_up(
         has_factors = (n < N) & (expert >= 0)  # in front of the first expert's there may be anything
         total_gate *= tl.load(factors + row, mask=has_factors, other=0.0)
         total_up *= tl.load(factors + row + N, mask=has_factors, other=0.0)
+    if bias is not None:
+        has_bias = (n < N) & (expert >= 0)
+        total_gate += tl.load(bias + row, mask=has_bias, other=0.0).to(tl.float32)
+        total_up += tl.load(bias + row + N, mask=has_bias, other=0.0).to(tl.float32)
     total_gate = total_gate.to(out.dtype.element_ty).to(tl.float32)
     total_up = total_up.to(out.dtype.element_ty).to(tl.float32)
-    gated = (total_gate / (1.0 + tl.exp(-total_gate))).to(out.dtype.element_ty).to(tl.float32) * total_up
-    tl.store(out + pair.to(tl.int64) * N + n, gated.to(out.dtype.element_ty), mask=n < N)
+    result = gated(total_gate, total_up, out.dtype.element_ty, LIMIT)
+    tl.store(out + pair.to(tl.int64) * N + n, result.to(out.dtype.element_ty), mask=n < N)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -89,6 +97,7 @@ def _down(
     scales,
     zeros,
     factors,
+    bias,
     out,
     K,
     N,
@@ -126,36 +135,59 @@ def _down(
     total = tl.sum(acc, axis=1)
     if factors is not None:
         total *= tl.load(factors + row, mask=(n < N) & (expert >= 0), other=0.0)
+    if bias is not None:
+        total += tl.load(bias + row, mask=(n < N) & (expert >= 0), other=0.0).to(tl.float32)
     total = total.to(out.dtype.element_ty).to(tl.float32) * tl.load(weights + pair)
     place = ((pair % TOP_K).to(tl.int64) * tokens + pair // TOP_K) * N
     tl.store(out + place + n, total.to(out.dtype.element_ty), mask=n < N)
 
 
 def expert_gemv(
-    x: torch.Tensor, routing: Routing, gate_up: torch.Tensor | GroupedWeight, down: torch.Tensor | GroupedWeight
+    x: torch.Tensor,
+    routing: Routing,
+    gate_up: torch.Tensor | GroupedWeight,
+    down: torch.Tensor | GroupedWeight,
+    *,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    swiglu_limit: float | None = None,
 ) -> torch.Tensor:
     """Returns the outputs of each token's experts, as summands [top_k, tokens, hidden], for x [tokens, hidden].
 
-    gate_up is [experts, 2 * width, hidden], gate first; down is [experts, hidden, width].
+    gate_up is [experts, 2 * width, hidden], gate first; down is [experts, hidden, width]. Biases are [experts, rows].
+    `swiglu_limit` is that of `MoESpec`.
     """
     tokens, hidden = x.shape
     top_k, width = routing.experts.shape[1], down.shape[-1]
     pairs = tokens * top_k
-    gated = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
+    between = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
     out = torch.empty((top_k, tokens, hidden), dtype=x.dtype, device=x.device)
     options = {"TOP_K": top_k, "SKIPS": routing.is_local}
     parts, sizes, form = expert_operands(gate_up)
     tile = _PLAIN_GATED if isinstance(gate_up, torch.Tensor) else _QUANTISED_GATED
     _gate_up[(pairs, cdiv(width, tile["BLOCK_N"]))](
-        x, routing.experts, *parts, gated, hidden, width, *sizes, x.stride(0), **tile, **form, **options
+        x,
+        routing.experts,
+        *parts,
+        gate_up_bias,
+        between,
+        hidden,
+        width,
+        *sizes,
+        x.stride(0),
+        LIMIT=swiglu_limit or 0.0,
+        **tile,
+        **form,
+        **options,
     )
     parts, sizes, form = expert_operands(down)
     tile = _PLAIN_DOWN if isinstance(down, torch.Tensor) else _QUANTISED_DOWN
     _down[(pairs, cdiv(hidden, tile["BLOCK_N"]))](
-        gated,
+        between,
         routing.experts,
         routing.weights,
         *parts,
+        down_bias,
         out,
         width,
         hidden,

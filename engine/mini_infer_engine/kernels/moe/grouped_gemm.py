@@ -12,6 +12,7 @@ import triton.language as tl
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight
 from mini_infer_engine.kernels.gemm.grouped_weight_gemm import expert_operands, widened_tile
 from mini_infer_engine.kernels.moe.expert_tiles import ExpertTiles, Tile
+from mini_infer_engine.kernels.moe.gated import gated
 from mini_infer_engine.kernels.moe.route import Routing
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
@@ -36,6 +37,7 @@ def _grouped(
     scales,
     zeros,
     factors,
+    bias,
     counts,
     pairs,
     weights,
@@ -57,11 +59,12 @@ def _grouped(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
+    LIMIT: tl.constexpr,
 ):
     """Grouped GEMM: one program per (block of N, tile).
 
-    GATED: silu(x @ gate.T) * (x @ up.T) of rows x[token]; else routing weight * rows. A block of gate and up together
-    is one tile of 2 * BLOCK_N rows of the weight that alternate, so that one product of the tensor cores is as wide as
+    GATED: `gated` of x @ gate.T and x @ up.T for rows x[token]; else routing weight * rows. A block of gate and up is
+    one tile of 2 * BLOCK_N rows of the weight that alternate, so that one product of the tensor cores is as wide as
     possible, and the two results of a column meet in one thread. EVEN: N and K are multiples of their blocks. Rows of x
     beyond the last are masked nevertheless: otherwise every program would read one line.
     """
@@ -100,10 +103,12 @@ def _grouped(
         acc = tl.dot(values, tile, acc, input_precision=PRECISION)
     if factors is not None:
         acc *= tl.load(factors + row, mask=inner < N, other=0.0)[None, :]
+    if bias is not None:
+        acc += tl.load(bias + row, mask=inner < N, other=0.0).to(tl.float32)[None, :]
     result = acc.to(out.dtype.element_ty).to(tl.float32)
     if GATED:
         gate, up = tl.split(tl.reshape(result, (BLOCK_M, BLOCK_N, 2)))
-        result = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32) * up
+        result = gated(gate, up, out.dtype.element_ty, LIMIT)
         place = pair.to(tl.int64)
     else:
         result *= tl.load(weights + pair, mask=has_row, other=0.0)[:, None]
@@ -118,15 +123,20 @@ def grouped_experts(
     gate_up: torch.Tensor | GroupedWeight,
     down: torch.Tensor | GroupedWeight,
     tiles: ExpertTiles,
+    *,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    swiglu_limit: float | None = None,
 ) -> torch.Tensor:
     """Computes the result of `expert_gemv` with tokens grouped by expert; `routing` lists each expert's tokens."""
     tokens, hidden = x.shape
     top_k, width = routing.experts.shape[1], down.shape[-1]
-    gated = torch.empty((tokens * top_k, width), dtype=x.dtype, device=x.device)
+    between = torch.empty((tokens * top_k, width), dtype=x.dtype, device=x.device)
     make_out = torch.zeros if routing.is_local else torch.empty  # no tile writes what experts elsewhere make
     out = make_out((top_k, tokens, hidden), dtype=x.dtype, device=x.device)
-    grouped_product(x, routing, gate_up, gated, tiles.height, tiles.gated, is_gated=True)
-    grouped_product(gated, routing, down, out, tiles.height, tiles.down, is_gated=False)
+    height, limit = tiles.height, swiglu_limit or 0.0
+    grouped_product(x, routing, gate_up, between, height, tiles.gated, is_gated=True, bias=gate_up_bias, limit=limit)
+    grouped_product(between, routing, down, out, height, tiles.down, is_gated=False, bias=down_bias)
     return out
 
 
@@ -139,6 +149,8 @@ def grouped_product(
     tile: Tile,
     *,
     is_gated: bool,
+    bias: torch.Tensor | None = None,
+    limit: float = 0.0,
 ) -> None:
     """Computes one of the two products into `out`.
 
@@ -151,6 +163,7 @@ def grouped_product(
     _grouped[(cdiv(n, tile.block_n), tiles)](
         x,
         *parts,
+        bias,
         routing.counts,
         routing.pairs,
         routing.weights,
@@ -169,6 +182,7 @@ def grouped_product(
         BLOCK_N=tile.block_n,
         BLOCK_K=tile.block_k,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        LIMIT=limit,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         **form,

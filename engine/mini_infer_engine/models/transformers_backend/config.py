@@ -83,6 +83,7 @@ def parse_transformers_config(
         sliding_windows=tuple(call.window for call in found.calls),
         attention_scale=first.scale,
         attention_softcap=first.softcap,
+        attention_sinks=any(call.sinks for call in found.calls),
         dtype=dtype,
         eos_token_ids=eos_token_ids or fields.token_ids("eos_token_id"),
         bos_token_id=fields.optional_integer("bos_token_id"),

@@ -200,8 +200,9 @@ class TransformersModel(CausalModel):
         device = table.weight.device
         fix_rotations(self.causal, max_positions)
         rotary = Rotary(NO_ROTATION, self.config.head_dim, max_positions, self._dtype, device)
-        for block in self._blocks:
+        for block, call in zip(self._blocks, self.config.calls, strict=True):
             block.rotary = rotary
+            block.sinks = None if call.sinks is None else self.causal.get_parameter(call.sinks)
         if not self._embeddings:
             with torch.device("meta"):
                 self._embeddings.append(Embedding(self._vocabulary, 1, self.config.tensor_parallel))

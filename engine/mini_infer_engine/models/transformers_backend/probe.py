@@ -30,6 +30,7 @@ _HARMLESS = {
     "position_embeddings",
     "position_ids",
     "return_dict",
+    "s_aux",
     "scaling",
     "sliding_window",
     "softcap",
@@ -53,6 +54,8 @@ class LayerCall:
     scale: float
     window: int | None
     softcap: float | None
+    sinks: str | None = None
+    """The path of the parameter with the heads' attention sinks, which transformers calls s_aux."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,8 @@ class Probe:
 class _Recorder:
     """An `AttentionCalls` that records."""
 
+    names: Mapping[nn.Module, str]
+    """The paths of the model's modules."""
     layers: list[LayerCall] = field(default_factory=list)
     masks: list[tuple[Tensor, "int | UnsupportedError | None"]] = field(default_factory=list)
     """Placeholders for masks, with the window that each mask lets through, or the reason why it cannot be served."""
@@ -119,9 +124,19 @@ class _Recorder:
             scale=query.shape[3] ** -0.5 if scale is None else float(scale),
             window=self._window(mask, options.get("sliding_window")),
             softcap=options.get("softcap"),
+            sinks=self._sinks(module, options.get("s_aux"), query.shape[1]),
         )
         self.layers.append(call)
         return value.new_empty(1, _TOKENS, query.shape[1], value.shape[3])
+
+    def _sinks(self, module: nn.Module, sinks: Tensor | None, num_heads: int) -> str | None:
+        """Returns the path of the sinks. Raises UnsupportedError if they are no parameter [heads] of the module."""
+        if sinks is None:
+            return None
+        own = next((name for name, parameter in module.named_parameters(recurse=False) if parameter is sinks), None)
+        if own is None or sinks.shape != (num_heads,):
+            raise UnsupportedError("its attention sinks are no parameter of its layer with a number for each head")
+        return f"{self.names[module]}.{own}"
 
     def _window(self, mask: Tensor | None, argument: int | None) -> int | None:
         if mask is None:
@@ -178,7 +193,7 @@ def probe(model: PreTrainedModel) -> Probe:
         UnsupportedError: a layer asks for something that cannot be served, or the pass does not run without memory.
     """
     names = {module: name for name, module in model.named_modules()}
-    recorder = _Recorder()
+    recorder = _Recorder(names)
     backbones: list[tuple[str, ModelOutput]] = []
 
     def note_output(module: nn.Module, _arguments: object, output: object) -> None:

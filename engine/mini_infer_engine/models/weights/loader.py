@@ -185,7 +185,7 @@ def fill_randomly(model: CausalModel, seed: int) -> None:
             tensor.copy_(wide.normal_(0, 1, generator=generator))
         elif name.endswith("g_idx"):
             tensor.zero_()
-        elif name.endswith("weight_scale") and tensor.dtype == torch.uint8:
+        elif name.endswith(("weight_scale", "_proj_scales")) and tensor.dtype == torch.uint8:
             tensor.fill_(_DUMMY_EXPONENT)
         elif not tensor.is_floating_point():
             tensor.random_(generator=generator)

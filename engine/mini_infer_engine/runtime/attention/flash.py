@@ -14,9 +14,11 @@ def flash_prefill_attention(
     scale: float,
     sliding_window: int | None,
     softcap: float | None = None,
+    sinks: None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Computes the same as `kernels.attention.prefill_attention.prefill_attention`, by flash-attn."""
+    """Computes the same as `kernels.attention.prefill_attention.prefill_attention` without sinks, by flash-attn."""
+    assert sinks is None, "`triton_backend` refuses them"
     mixed: Tensor = flash_attn_varlen_func(
         q,
         pages[:, 0],

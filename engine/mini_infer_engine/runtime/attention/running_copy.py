@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mini_infer_engine.layers.attention import Attention
+from mini_infer_engine.runtime.attention.eager import capped_scores, softmax_with_sinks
 from mini_infer_engine.runtime.attention.masks import additive
 from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs
 from mini_infer_engine.runtime.memory.kv_pool import KVPool, zeros
@@ -130,6 +131,9 @@ class CopiedDecodes:
         if layer.softcap is None:
             scores = torch.baddbmm(mask, grouped, seen_keys[layer.layer], alpha=layer.scale)
         else:
-            scores = torch.bmm(grouped, seen_keys[layer.layer])
-            scores.mul_(layer.scale / layer.softcap).tanh_().mul_(layer.softcap).add_(mask)
-        return torch.bmm(scores.softmax(dim=-1), seen_values[layer.layer]).view(self.count, -1)
+            scores = capped_scores(torch.bmm(grouped, seen_keys[layer.layer]), layer).add_(mask)
+        sinks = layer.sinks
+        if sinks is not None:
+            sinks = sinks.view(layer.num_kv_heads, -1, 1).repeat(self.count, 1, 1)
+        weights = softmax_with_sinks(scores, sinks)
+        return torch.bmm(weights, seen_values[layer.layer]).view(self.count, -1)

@@ -7,20 +7,19 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from mini_infer_engine.layers.attention import Attention, AttentionBlock
 from mini_infer_engine.layers.norm import rms_norm
 from mini_infer_engine.layers.rotary import Rotary, rotate_
+from mini_infer_engine.runtime.attention.eager import attention
 from mini_infer_engine.runtime.attention.masks import additive, decode_masks
 from mini_infer_engine.runtime.attention.running_copy import CopiedDecodes, RunningCopy
-from mini_infer_engine.runtime.attention.softcapped import softcapped_attention
 from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 
 
 class TorchAttention:
-    """Runs scaled_dot_product_attention over gathered pages; fp32 decodes on a CPU use a `RunningCopy` instead."""
+    """Runs torch's attention over gathered pages; fp32 decodes on a CPU use a `RunningCopy` instead."""
 
     def __init__(self, layers: Sequence[AttentionBlock], pool: KVPool) -> None:
         self.pool = pool
@@ -108,11 +107,7 @@ class _GatheredDecodes:
         keys, values = keys[:, : self.longest].transpose(1, 2), values[:, : self.longest].transpose(1, 2)
         grouped = q[: self.count].reshape(self.count, keys.shape[1], -1, keys.shape[3])
         mask = self.masks[layer.sliding_window]
-        if layer.softcap is not None:
-            out = softcapped_attention(grouped, keys, values, mask, scale=layer.scale, softcap=layer.softcap)
-        else:
-            out = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=layer.scale)
-        return out.reshape(self.count, -1)
+        return attention(grouped, keys, values, mask, layer).reshape(self.count, -1)
 
 
 class _PrefillRow:
@@ -145,10 +140,4 @@ class _PrefillRow:
             k, v = keys[0, : self.end], values[0, : self.end]
         mask = self.masks[layer.sliding_window]
         q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))  # [1, heads, tokens, head_dim]
-        if layer.softcap is not None:
-            out = softcapped_attention(q, k, v, mask, scale=layer.scale, softcap=layer.softcap)
-        else:
-            out = functional.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=mask is None, scale=layer.scale, enable_gqa=q.shape[1] != k.shape[1]
-            )
-        return out.squeeze(0).transpose(0, 1).reshape(self.count, -1)
+        return attention(q, k, v, mask, layer).squeeze(0).transpose(0, 1).reshape(self.count, -1)

@@ -72,12 +72,13 @@ class TritonAttention:
         self._longest_sequence = longest_sequence
         self._kv_heads, self._group = layers[0].num_kv_heads, layers[0].num_heads // layers[0].num_kv_heads
         self._softcap = layers[0].softcap
+        self._sinks = next((layer.sinks for layer in layers if layer.sinks is not None), None)
         self._quantized = pool.spec.quantization is not None
         self._policy, self._workspace = kernels.policy, kernels.workspace
         self._run_prefill = run_prefill or self._paged_prefill
         self._shape = PrefillShape(
             pool.spec.dtype, pool.spec.storage_dtype, 0, 0, layers[0].num_heads, self._kv_heads, pool.spec.head_dim,
-            self.page_size, None, 0, self._softcap is not None,
+            self.page_size, None, 0, self._softcap is not None, has_sinks=self._sinks is not None,
         )  # fmt: skip
         self._wide_pages = 0
         if self._quantized and run_prefill is None:
@@ -118,6 +119,7 @@ class TritonAttention:
                 scale=layer.scale,
                 workspace=self._workspace,
                 softcap=layer.softcap,
+                sinks=layer.sinks,
                 out=out,
                 early=layer.layer > 0,  # before the first one's q, k and v, the plan is made
             )
@@ -155,6 +157,7 @@ class TritonAttention:
                 scale=layer.scale,
                 workspace=self._workspace,
                 softcap=layer.softcap,
+                sinks=layer.sinks,
                 out=out,
             )
 
@@ -178,6 +181,7 @@ class TritonAttention:
                 scale=layer.scale,
                 sliding_window=layer.sliding_window,
                 softcap=layer.softcap,
+                sinks=layer.sinks,
                 out=out,
             )
 
@@ -202,10 +206,12 @@ class TritonAttention:
         scale: float,
         sliding_window: int | None,
         softcap: float | None,
+        sinks: Tensor | None,
         out: Tensor | None,
     ) -> Tensor:
         """Runs the faster of our two prefill kernels."""
-        shape = prefill_shape(q, pages, rows, sliding_window, softcap, self._wide_pages)
+        has_sinks = sinks is not None
+        shape = prefill_shape(q, pages, rows, sliding_window, softcap, self._wide_pages, has_sinks=has_sinks)
         config = self._policy.prefill_config(shape)
         return prefill_attention(
             q,
@@ -216,6 +222,7 @@ class TritonAttention:
             workspace=self._workspace,
             sliding_window=sliding_window,
             softcap=softcap,
+            sinks=sinks,
             out=out,
         )
 
@@ -223,7 +230,7 @@ class TritonAttention:
         """Compiles the kernels of passes that are not captured, over page tables [KV groups, 1, width]."""
         if self._run_prefill != self._paged_prefill:
             return  # flash-attn is compiled already
-        table, device, pages, softcap = tables[0], tables.device, self.pages[0], self._softcap
+        table, device, pages, softcap, sinks = tables[0], tables.device, self.pages[0], self._softcap, self._sinks
         token = torch.zeros((1, self._kv_heads * self._group, pages.shape[-1]), dtype=dtype, device=device)
         ends = torch.ones(1, dtype=torch.int32, device=device)
         starts = torch.tensor([0, 1], dtype=torch.int32, device=device)
@@ -232,7 +239,8 @@ class TritonAttention:
             q, out = token.expand(tokens, -1, -1), torch.empty_like(token).flatten(1).expand(tokens, -1)
             rows = PrefillRows(table, starts, ends, 1, longest_key)
             for window in self.windows:
-                tiles = self._policy.flash_attention_2_config(prefill_shape(q, pages, rows, window, softcap))
+                shape = prefill_shape(q, pages, rows, window, softcap, has_sinks=sinks is not None)
+                tiles = self._policy.flash_attention_2_config(shape)
                 prefill_attention(
                     q,
                     pages,
@@ -242,10 +250,12 @@ class TritonAttention:
                     workspace=self._workspace,
                     sliding_window=window,
                     softcap=softcap,
+                    sinks=sinks,
                     out=out,
                 )
         rows = PrefillRows(table, starts, ends, 1, longest_key, pages=1)
-        shape = prefill_shape(token, pages, rows, softcap=softcap, wide_pages=self._wide_pages)
+        has_sinks, wide_pages = sinks is not None, self._wide_pages
+        shape = prefill_shape(token, pages, rows, softcap=softcap, wide_pages=wide_pages, has_sinks=has_sinks)
         if hopper := self._policy.hopper_prefill_config(shape):
             prefill_attention(token, pages, rows, scale=1.0, config=hopper, workspace=self._workspace)
 

@@ -69,6 +69,8 @@ def triton_backend(
     latent = [layer for layer in layers if isinstance(layer, LatentAttention)]
     if not latent:
         plain = [layer for layer in layers if isinstance(layer, Attention)]
+        if run_prefill is not None and any(layer.sinks is not None for layer in plain):
+            raise ModelError("attention_backend = 'flash': attention sinks need 'triton', 'torch' or 'auto'.")
         return TritonAttention(plain, pool, longest_sequence, kernels, run_prefill)
     if run_prefill is not None:
         raise ModelError("attention_backend = 'flash': latent attention needs 'triton', 'torch' or 'auto'.")

@@ -4,6 +4,7 @@ transformers' own runtime for such plans (`distributed.tensor_parallel`) needs D
 Here parameters are cut before they have memory, and modules communicate by `ops`, as models of ours do.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mini_infer_engine.config.parallelism.tensor_parallel import Shard, TensorParallel
+from mini_infer_engine.layers.placement import Part
 from mini_infer_engine.models.transformers_backend.errors import UnsupportedError
 from mini_infer_engine.models.transformers_backend.sharding.experts import shard_experts
 from mini_infer_engine.models.transformers_backend.sharding.forwards import summed
@@ -70,7 +72,7 @@ def _shard_module(cuts: ParameterCuts, plan: ShardingPlan, heads: KVHeads, name:
     kind, own = plan.kind(name), [own for own, _ in module.named_parameters(recurse=False)]
     kinds = {each: found for each in own if (found := plan.kind(f"{name}.{each}")) is not None}
     if kinds and kind != EXPERTS:
-        raise UnsupportedError(f"its plan cuts {name}.{min(kinds)}, and no result that the ranks sum")
+        _shard_vectors(cuts, name, module, kinds)
     if kind == EXPERTS:
         if kinds:  # otherwise the experts stay whole on each rank
             shard_experts(cuts, name, module, kinds)
@@ -79,3 +81,17 @@ def _shard_module(cuts: ParameterCuts, plan: ShardingPlan, heads: KVHeads, name:
     elif kind is not None and kind not in (*WITHOUT_EFFECT, WHOLE_EXPERTS):
         rows = heads.shard_of(name, module, cuts.parallel) if kind == "colwise" else None
         shard_linear(cuts, name, module, kind, rows)
+
+
+def _shard_vectors(cuts: ParameterCuts, name: str, module: nn.Module, kinds: Mapping[str, str]) -> None:
+    """Cuts parameters that have an element for each head or column of the rank, such as attention sinks [heads].
+
+    Raises:
+        UnsupportedError: they have more dimensions, or the plan does not cut them by columns.
+    """
+    for own, kind in kinds.items():
+        parameter = module.get_parameter(own)
+        if kind != "colwise" or parameter.ndim != 1:
+            raise UnsupportedError(f"its plan cuts {name}.{own}, and no result that the ranks sum")
+        share = cuts.share(f"the size of {name}.{own}", parameter.shape[0])
+        cuts.cut(name, module, own, Part(0, share))
