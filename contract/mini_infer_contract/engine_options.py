@@ -26,10 +26,10 @@ _QUANTIZATION_HINTS = tuple(
 
 ToolCallParser = Literal[
     "auto", "none", "hermes", "qwen3_coder", "qwen3_xml", "llama3_json", "llama4_pythonic", "pythonic", "mistral",
-    "mistral_v11", "mistral_v13", "deepseek_v3", "deepseek_v31", "granite", "phi4_mini_json"
+    "mistral_v11", "mistral_v13", "deepseek_v3", "deepseek_v31", "granite", "phi4_mini_json", "openai"
 ]  # fmt: skip
 ModelImpl = Literal["auto", "native", "transformers", "vllm"]
-ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral"]
+ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral", "openai_gptoss"]
 
 
 # Options that are fields of the resource's `engine` block, too; all others are declared as `Option(group=...)`.

@@ -10,6 +10,7 @@ from typing import Any
 import jinja2
 
 from mini_infer_prompts.call_form import call_form
+from mini_infer_prompts.harmony import is_harmony
 from mini_infer_prompts.template_budget import (
     PROBE_UNITS,
     TemplateBudgetError,
@@ -43,6 +44,8 @@ class ChatTemplate:
         # Each rendering copies them, which takes three times as long from the library's chain of maps.
         if self._template:
             self._template.globals = dict(self._template.globals)
+        self.is_harmony = is_harmony(source)
+        """True if conversations are rendered in harmony, gpt-oss's format."""
         self.knows_developer_role = "'developer'" in source or '"developer"' in source
         self.uses_content_parts = not self._shows("probe") and self._shows([{"type": "text", "text": "probe"}])
         """True if content must come as a list of parts: the template shows no strings (those of some multimodal

@@ -13,6 +13,8 @@ import msgspec
 from tokenizers import Tokenizer
 
 from mini_infer_prompts.chat_template import ChatTemplate
+from mini_infer_prompts.harmony import harmony_effort, harmony_messages
+from mini_infer_prompts.harmony_template import built_in_templates
 from mini_infer_prompts.messages import template_messages, template_tools
 from mini_infer_prompts.segments import MAX_CACHED_BYTES, Piece, SegmentEncoder, encode_whole
 from mini_infer_prompts.text_slices import parts_of
@@ -156,7 +158,8 @@ class PromptEncoder(ChatTemplates):
         `ChatTemplate`.
         """
         loaded = load_tokenizer(assets.files)
-        super().__init__(loaded.chat_templates, loaded.special_tokens, strict=strict)
+        templates = loaded.chat_templates or built_in_templates(assets.files)
+        super().__init__(templates, loaded.special_tokens, strict=strict)
         self.revision = assets.revision
         self.tokenizer: Tokenizer = loaded.tokenizer
         self.segments = SegmentEncoder(loaded.tokenizer, cache_bytes)
@@ -234,12 +237,17 @@ def chat_prompt_text(encoder: ChatTemplates, body: dict[str, Any]) -> PromptText
         developer_role=template.knows_developer_role,
         calls=template.call_form,
     )
+    template_kwargs = _template_kwargs(body)
+    if template.is_harmony and not template.uses_content_parts:
+        messages = harmony_messages(messages)
+        if isinstance(effort := body.get("reasoning_effort"), str):
+            template_kwargs["reasoning_effort"] = harmony_effort(effort)
     text = encoder.render(
         messages,
         tools,
         add_generation_prompt=_flag(body, "add_generation_prompt", True),
         continue_final_message=_flag(body, "continue_final_message", False),
-        template_kwargs=_template_kwargs(body),
+        template_kwargs=template_kwargs,
     )
     return PromptText(text, _flag(body, "add_special_tokens", False))
 

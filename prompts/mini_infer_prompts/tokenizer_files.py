@@ -94,9 +94,14 @@ def declared_token_id(files: Mapping[str, str], name: str) -> int | None:
     config = _json(files, "special_tokens_map.json") | _json(files, "tokenizer_config.json")
     token = config.get(name)
     content = token.get("content") if isinstance(token, dict) else token
-    if not isinstance(content, str):
-        return None
-    declared = config.get("added_tokens_decoder")
+    return added_token_id(files, content) if isinstance(content, str) else None
+
+
+def added_token_id(files: Mapping[str, str], content: str) -> int | None:
+    """Returns the id of an added token by its text, or None if the files add none such. Raises ValueError if a file is
+    broken.
+    """
+    declared = _json(files, "tokenizer_config.json").get("added_tokens_decoder")
     if isinstance(declared, dict):
         found = (key for key, added in declared.items() if isinstance(added, dict) and added.get("content") == content)
         if (key := next(found, "")).isdecimal():

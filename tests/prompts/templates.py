@@ -209,3 +209,53 @@ WITH_CALLS = {
     "mistral_tools": MISTRAL_TOOLS,
 }
 """Templates that show earlier calls of tools."""
+
+HARMONY = """<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.
+
+Reasoning: {{ reasoning_effort if reasoning_effort is defined else 'medium' }}
+
+# Valid channels: analysis, commentary, final. Channel must be included for every message.
+{%- if tools %}{{ "\nCalls to these tools must go to the commentary channel: 'functions'." }}{% endif %}
+{{- '<|end|>' }}
+{%- set has_developer = messages[0].role in ('developer', 'system') %}
+{%- if has_developer or tools %}
+    {{- '<|start|>developer<|message|>' }}
+    {%- if has_developer %}{{ '# Instructions\n\n' + messages[0].content }}{% endif %}
+    {%- if tools %}{{ '\n\n# Tools\n\n' + tools | tojson }}{% endif %}
+    {{- '<|end|>' }}
+{%- endif %}
+{%- set turns = messages[1:] if has_developer else messages %}
+{%- set last = namespace(name=none) %}
+{%- for message in turns %}
+    {%- if message.role == 'user' %}{{ '<|start|>user<|message|>' + message.content + '<|end|>' }}
+    {%- elif message.role == 'tool' %}
+        {%- if last.name is none %}{{ raise_exception('There is no call before a result') }}{% endif %}
+        {{- '<|start|>functions.' + last.name + ' to=assistant<|channel|>commentary<|message|>' }}
+        {{- message.content | tojson + '<|end|>' }}
+    {%- elif message.role == 'assistant' and 'tool_calls' in message %}
+        {%- set later = namespace(has_final=false) %}
+        {%- for other in turns[loop.index:] %}
+            {%- if other.role == 'assistant' and 'tool_calls' not in other %}{% set later.has_final = true %}{% endif %}
+        {%- endfor %}
+        {%- if message.content and message.thinking %}
+            {{- raise_exception('Cannot pass both content and thinking in a message with calls') }}
+        {%- endif %}
+        {%- if (message.content or message.thinking) and not later.has_final %}
+            {{- '<|start|>assistant<|channel|>analysis<|message|>' + (message.content or message.thinking) }}
+            {{- '<|end|>' }}
+        {%- endif %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}
+        {{- call.arguments | tojson + '<|call|>' }}
+        {%- set last.name = call.name %}
+    {%- elif message.role == 'assistant' %}
+        {%- if loop.last and not add_generation_prompt and message.thinking %}
+            {{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}
+        {%- endif %}
+        {{- '<|start|>assistant<|channel|>final<|message|>' + message.content }}
+        {{- '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}
+        {%- set last.name = none %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
+"""gpt-oss: it shows the first call of a message alone, reasoning from `thinking`, and instructions from the front."""

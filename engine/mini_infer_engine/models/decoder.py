@@ -158,6 +158,8 @@ class DecoderModel(CausalModel):
     """Suffixes of tensors that are not read: computed here (frequencies), static scales of activations, which stay in
     the model's dtype, or shapes, which are in the config.
     """
+    stop_tokens: ClassVar[tuple[str, ...]] = ()
+    """Special tokens that end an output beside those that the checkpoint's files name as EOS."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -56,6 +56,7 @@ class GptOssForCausalLM(SparseModel):
 
     layer_class: ClassVar[type[DecoderLayer]] = GptOssLayer
     checkpoint_names: ClassVar[dict[str, str]] = {".mlp.gate.": ".mlp.router."}
+    stop_tokens: ClassVar[tuple[str, ...]] = ("<|return|>", "<|call|>")
 
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:

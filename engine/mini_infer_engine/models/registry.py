@@ -78,8 +78,11 @@ def read_config(
         return _completed(config, directory, file, file, generation)
     fields, architecture = text_model(file)
     _check_counts(fields)
-    config = model_class(architecture).parse_config(fields, architecture, generation.eos_token_ids)
-    return _completed(config, directory, file, fields, generation)
+    model = model_class(architecture)
+    config = model.parse_config(fields, architecture, generation.eos_token_ids)
+    config = _completed(config, directory, file, fields, generation)
+    others = (token_id for token_id in _added_token_ids(directory, model.stop_tokens) if token_id < config.vocab_size)
+    return replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *others))))
 
 
 def _completed(
@@ -125,6 +128,21 @@ def _eos_token_ids(directory: Path, fields: Fields, generation: GenerationDefaul
     if not valid:
         log.warning("%s: no file names an EOS token: texts end at stop strings or at their limit", directory)
     return tuple(valid)
+
+
+def _added_token_ids(directory: Path, texts: tuple[str, ...]) -> list[int]:
+    """Returns the ids of those texts that are tokens of the folder's tokenizer."""
+    if not texts or not (directory / "tokenizer.json").exists():
+        return []
+    from mini_infer_prompts.prompt import PromptAssets
+    from mini_infer_prompts.tokenizer_files import added_token_id
+
+    try:
+        files = PromptAssets.from_directory(directory).files
+        found = [added_token_id(files, text) for text in texts]
+    except ValueError:
+        return []  # the process that reads texts reports it
+    return [token_id for token_id in found if token_id is not None]
 
 
 def _tokenizer_eos(directory: Path, *, is_needed: bool) -> int | None:

@@ -1,9 +1,10 @@
 """Builds the parser of one choice from a model's formats and the request's needs."""
 
 from mini_infer_engine.parsing.base import OutputParsing, Part
+from mini_infer_engine.parsing.harmony import HARMONY_REASONING, MARKERS, HarmonyFormat, position_after, read_messages
 from mini_infer_engine.parsing.reasoning import begins_inside, read_reasoning
 from mini_infer_engine.parsing.registry import OutputFormats
-from mini_infer_engine.parsing.sink import Sink
+from mini_infer_engine.parsing.sink import MessageSink, Sink
 from mini_infer_engine.parsing.text_source import TextSource, Waiting
 from mini_infer_web.api_errors import ApiError
 
@@ -29,6 +30,8 @@ def check_parsing(formats: OutputFormats, parsing: OutputParsing) -> None:
 
 def markers(formats: OutputFormats, parsing: OutputParsing) -> tuple[str, ...]:
     """Returns texts that the parser must see, also if they are special tokens."""
+    if formats.is_harmony:
+        return MARKERS
     of_reasoning = () if formats.reasoning is None else (formats.reasoning.begin, formats.reasoning.end)
     return of_reasoning + (formats.tools.markers if formats.tools is not None and parsing.tools else ())
 
@@ -43,11 +46,12 @@ class FormatParser:
         shown.
         """
         self._source = TextSource()
-        self._sink = Sink(looks_for_calls=False)
+        sink = MessageSink if formats.is_harmony else Sink
+        self._sink = sink(looks_for_calls=False)
         if parsing.tools and formats.tools is not None:
             style = formats.tools
             is_free = parsing.tool_choice == "auto"
-            self._sink = Sink(True, style.id_prefix, style.id_length, emits_content=is_free)
+            self._sink = sink(True, style.id_prefix, style.id_length, emits_content=is_free)
         self._reader = _read(self._source, self._sink, formats, parsing, prompt_end)
         next(self._reader)
 
@@ -75,6 +79,12 @@ class FormatParser:
 def _read(
     source: TextSource, sink: Sink, formats: OutputFormats, parsing: OutputParsing, prompt_end: str
 ) -> Waiting[None]:
+    if formats.is_harmony:
+        called = parsing.tools if isinstance(formats.tools, HarmonyFormat) else ()
+        has_reasoning = formats.reasoning is HARMONY_REASONING
+        position = position_after(prompt_end)
+        yield from read_messages(source, sink, called, has_reasoning=has_reasoning, position=position)
+        return
     tools = formats.tools if parsing.tools else None
     if (reasoning := formats.reasoning) is not None:
         is_inside = begins_inside(reasoning, parsing.continued_text, prompt_end)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from mini_infer_engine.parsing.deepseek import V3_FORM, V31_FORM, DeepSeekFormat
+from mini_infer_engine.parsing.harmony import HARMONY_REASONING, HarmonyFormat
 from mini_infer_engine.parsing.hermes import HermesFormat
 from mini_infer_engine.parsing.json_list import JsonListFormat
 from mini_infer_engine.parsing.llama3 import Llama3Format
@@ -28,12 +29,14 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "mistral_v13": MistralFormat(NAME_AND_MARKER_FORM),
     "deepseek_v3": DeepSeekFormat(V3_FORM),
     "deepseek_v31": DeepSeekFormat(V31_FORM),
+    "openai": HarmonyFormat(),
 }
 _THINK_TAGS = ReasoningFormat("<think>", "</think>")
 REASONING_FORMATS = {
     "qwen3": _THINK_TAGS,
     "deepseek_r1": _THINK_TAGS,
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+    "openai_gptoss": HARMONY_REASONING,
 }
 AUTO, NONE = "auto", "none"
 
@@ -73,6 +76,11 @@ class OutputFormats(msgspec.Struct, frozen=True, kw_only=True):
         """The format of reasoning."""
         return None if self.reasoning_parser is None else REASONING_FORMATS[self.reasoning_parser]
 
+    @property
+    def is_harmony(self) -> bool:
+        """True if an output is a series of messages with channels."""
+        return self.reasoning is HARMONY_REASONING or isinstance(self.tools, HarmonyFormat)
+
 
 def output_formats(templates: Iterable[str], choice: ParserChoice = AS_SHOWN) -> OutputFormats:
     """Returns the formats that are chosen by name, or that the sources of a model's chat templates show. Raises
@@ -99,6 +107,7 @@ def _chosen(option: str, requested: str, available: Iterable[str], shown: str | 
 
 
 _SHOWN_CALLS = (
+    ("openai", (HARMONY_REASONING.begin, "<|call|>")),
     ("qwen3_coder", ("<tool_call>", "<function=")),
     ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
     ("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
@@ -125,5 +134,13 @@ def _shown_calls(template: str) -> str | None:
     return next((name for name, markers in _SHOWN_CALLS if all(marker in template for marker in markers)), None)
 
 
+_SHOWN_REASONING = (
+    ("openai_gptoss", HARMONY_REASONING.begin),  # what ends it, ends every message, and those of other families
+    ("qwen3", _THINK_TAGS.end),
+    ("mistral", "[/THINK]"),
+)
+"""Formats of reasoning, and texts in templates by which they are known."""
+
+
 def _shown_reasoning(template: str) -> str | None:
-    return next((name for name, markers in REASONING_FORMATS.items() if markers.end in template), None)
+    return next((name for name, marker in _SHOWN_REASONING if marker in template), None)

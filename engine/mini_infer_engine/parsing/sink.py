@@ -117,3 +117,32 @@ class Sink:
         certain = text.rstrip()
         self._buffered = text[len(certain) :]
         return certain
+
+
+class MessageSink(Sink):
+    """A sink for formats whose parts are whole messages: white space is text, and several messages of one kind have a
+    line end between them.
+    """
+
+    __slots__ = ("_has_emitted_reasoning", "_separator")
+
+    def __init__(
+        self, looks_for_calls: bool, id_prefix: str = "call_", id_length: int = 24, *, emits_content: bool = True
+    ) -> None:
+        super().__init__(looks_for_calls, id_prefix, id_length, emits_content=emits_content)
+        self._has_emitted_reasoning = False
+        self._separator = ""
+        """Text between the messages before and the next one, which is emitted once text of that follows."""
+
+    def begin_reasoning(self) -> None:
+        """Begins a message of reasoning."""
+        self.is_reasoning, self._separator = True, "\n" if self._has_emitted_reasoning else ""
+
+    def end_reasoning(self) -> None:
+        """Ends a message of reasoning, and begins one of the answer."""
+        self.is_reasoning, self._separator = False, "\n" if self._has_emitted_content else ""
+
+    def _without_outer_space(self, text: str) -> str:
+        text, self._separator = self._separator + text, ""
+        self._has_emitted_reasoning |= self.is_reasoning
+        return text

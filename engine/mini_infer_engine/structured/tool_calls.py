@@ -22,12 +22,17 @@ def calls_or_answer(parsing: OutputParsing, form: ToolCallFormat, answer: Gramma
     param = "tool_choice" if is_forced else "tools" if answer is None else answer.param
 
     def build(special_tokens: Mapping[str, int]) -> Grammar:
-        calls = _Calls(form, parsing, special_tokens)
         if is_forced:
-            return calls.alone()
+            return only_calls(parsing, form, special_tokens)
+        calls = _Calls(form, parsing, special_tokens)
         return calls.in_free_text() if answer is None else calls.or_else(answer.build(special_tokens))
 
     return GrammarRequest(param, build)
+
+
+def only_calls(parsing: OutputParsing, form: ToolCallFormat, special_tokens: Mapping[str, int]) -> Grammar:
+    """Returns the grammar of nothing but calls."""
+    return _Calls(form, parsing, special_tokens).alone()
 
 
 class _Calls:

@@ -17,6 +17,7 @@ from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.runtime.model_runner import ModelRunner
 from tests.support.fp4_checkpoints import quantize_folder, quantize_stacked_experts
+from tests.support.harmony_tokens import IDS, VOCAB_SIZE, harmony_files
 from tests.support.thread_group import ThreadGroup
 from tests.support.tiny_models import (
     GPT_OSS,
@@ -158,6 +159,17 @@ def test_mxfp4_is_refused_by_name_when_an_architecture_has_no_stacked_experts(tm
         tiny_runner(tmp_path)
 
 
+def test_flash_attention_is_refused_by_name_when_heads_have_sinks(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    from mini_infer_engine.runtime.attention.triton_backends import triton_backend
+
+    save_tiny_model(tmp_path, "gpt_oss", **SHAPE)
+    layers = tiny_runner(tmp_path).worker.model.attention_layers
+    unused: Any = None
+    with pytest.raises(ModelError, match=r"attention_backend = 'flash'.*'triton'"):
+        triton_backend(layers, unused, 512, unused, run_prefill=torch.empty)
+
+
 @pytest.mark.parametrize("part", ["gate_up_proj_scales", "down_proj_blocks", "gate_up_proj_bias"])
 def test_a_missing_tensor_of_experts_is_named_before_memory_is_taken(
     part: str, quantised: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
@@ -175,6 +187,16 @@ def test_the_limit_bounds_gate_and_up() -> None:
     bounded = torch.tensor([7.0, -9.0, 1.0]), torch.tensor([0.5, 7.0, -7.0])
     expected = bounded[0] * torch.sigmoid(1.702 * bounded[0]) * (bounded[1] + 1)
     assert torch.allclose(swiglu_oai(gate, up, 7.0), expected)
+
+
+def test_outputs_end_at_calls_when_no_file_names_their_token_as_eos(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "gpt_oss", **(SHAPE | {"vocab_size": VOCAB_SIZE, "eos_token_id": IDS["<|return|>"]}))
+    assert read_config(tmp_path).eos_token_ids == (IDS["<|return|>"],), "there is no tokenizer"
+    for name, text in harmony_files().files.items():
+        (tmp_path / name).write_text(text)
+    assert read_config(tmp_path).eos_token_ids == (IDS["<|return|>"], IDS["<|call|>"])
+    (tmp_path / "tokenizer.json").write_text("{")
+    assert read_config(tmp_path).eos_token_ids == (IDS["<|return|>"],), "whoever reads texts reports it"
 
 
 def test_the_published_config_is_read(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ TEMPLATES = {
     "<|header_start|> Use exact format: [func_name1(param1=value1, param2=value2)]": "llama4_pythonic",
     "respond with <|tool_call|> followed by a JSON list of tools used": "granite",
     'formatted as functools[{"name": [function name], ...}]': "phi4_mini_json",
+    "'<|start|>assistant<|channel|>analysis<|message|>' thinking '<|end|>' calls '<|call|>'": "openai",
+    "'<|start_header_id|>' '<|channel|>analysis<|message|>'": None,
     "<tool_call>function_name\n<arg_key>key</arg_key>": None,
     "<|im_start|>{{ message.role }}": None,
 }
@@ -40,6 +42,8 @@ def test_the_tool_call_parser_is_detected_from_the_template(template: str, name:
 def test_the_reasoning_parser_is_detected_from_the_template() -> None:
     assert output_formats(["content.split('</think>')"]).reasoning_parser == "qwen3"
     assert output_formats(["[THINK] ... [/THINK]"]).reasoning_parser == "mistral"
+    assert output_formats(["<|channel|>analysis<|message|> ... <|end|>"]).reasoning_parser == "openai_gptoss"
+    assert output_formats(["<|user|> ... <|end|>"]).reasoning_parser is None
     assert output_formats(["plain", "templates"]).reasoning_parser is None
 
 
