@@ -16,7 +16,7 @@ def gated(gate, up, dtype: tl.constexpr, LIMIT: tl.constexpr):
     if LIMIT > 0:
         gate = tl.minimum(gate, LIMIT)
         up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
-        result = gate / (1.0 + tl.exp(-SWIGLU_ALPHA * gate)) * (up + 1.0)
+        result = gate / (1.0 + tl.exp(-(gate * SWIGLU_ALPHA))) * (up + 1.0)
     else:
         result = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up
     return result
