@@ -14,6 +14,8 @@ from mini_infer_engine.gguf.architectures import ARCHITECTURES
 GpuSupport = Literal["yes", "eager", "untested"]
 _NAMED_LLAMA_IN_GGUF = "MistralForCausalLM"
 """A model whose GGUF files are of the architecture llama."""
+_INTERPRETED = frozenset({"GptOssForCausalLM"})
+"""Models of ours whose kernels have run in Triton's interpreter, and on no GPU yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ def supported_models() -> list[ModelSupport]:
             architecture=name,
             implementation="native",
             model_type=module,
-            gpu="yes",
+            gpu="untested" if name in _INTERPRETED else "yes",
             tensor_parallel=True,
             quantised=True,
             gguf=name in in_gguf,
