@@ -42,6 +42,16 @@ class MoESpec:
     A group's score is that of its best expert; with sigmoid scoring, the sum of its two best.
     """
     top_groups: int = 1
+    gated_shared_size: int = 0
+    """The width of one more expert that computes every token, and whose output a sigmoid weighs (Qwen2-MoE, Yang et al.
+    2024, arXiv 2407.10671); 0: there is none.
+    """
+    is_gated: bool = True
+    """True if an expert computes down(silu(gate(x)) * up(x)); False if it computes down(relu(up(x))^2)."""
+    latent_size: int | None = None
+    """The width of the experts' inputs and outputs, if it is not the hidden width: each is mapped by a product that all
+    experts share (LatentMoE, Elango et al. 2026, arXiv 2601.18089).
+    """
     has_correction: bool = False
     """True if a bias is added to the scores that choose experts (not to the weights): it balances the experts' load."""
     has_bias: bool = False
@@ -92,7 +102,7 @@ class ExpertLayers(nn.Module):
 
     def __init__(self, hidden_size: int, width: Shard, *, is_summed: bool) -> None:
         super().__init__()
-        self.gate_up_proj = PackedLinear(hidden_size, {"gate_proj": width, "up_proj": width})
+        self.gate_up_proj: Linear = PackedLinear(hidden_size, {"gate_proj": width, "up_proj": width})
         self.down_proj = Linear(width.count, hidden_size, columns=width if is_summed else None)
 
 
@@ -110,12 +120,18 @@ class SparseMoE(nn.Module):
         self.shared_share = parallel.even(spec.shared_size)
         """The columns of this rank in the shared experts' total width, one expert after the other."""
         self.shared_experts: ExpertLayers | None = None
-        """The shared experts outside the stacks, if ranks have whole experts. None: there are none, or they are
-        stacked.
+        """The shared experts outside the stacks, if ranks have whole experts or a gate weighs them. None: there are
+        none, or they are stacked.
         """
         if parallel.whole_experts and spec.num_shared:
             self.shared_experts = ExpertLayers(spec.hidden_size, self.shared_share, is_summed=self.is_summed)
             spec = replace(spec, num_shared=0)
+        self.shared_gate: Linear | None = None
+        """Weighs the output of `shared_experts`; None: it is added as it is."""
+        if spec.gated_shared_size:
+            shared_width = parallel.even(spec.gated_shared_size)
+            self.shared_experts = ExpertLayers(spec.hidden_size, shared_width, is_summed=self.is_summed)
+            self.shared_gate = Linear(spec.hidden_size, 1)
         self.spec = spec
         """The shape of the stacked experts."""
         whole = TensorParallel() if parallel.whole_experts else parallel
@@ -125,13 +141,18 @@ class SparseMoE(nn.Module):
         if parallel.whole_experts:
             ((begin, end),) = parallel.even(spec.num_experts).ranges
             self.local_experts = range(begin, end)
+        self.reads_stacks = False
+        """True if the checkpoint has the two stacks as tensors; False if it has each expert's own."""
         self.stored: StoredExperts | None = None
         """The quantised experts. None: weights are in the model's dtype, in `gate_up_proj` and `down_proj`."""
-        experts, hidden, width = len(self.local_experts), spec.hidden_size, self._share.count
-        self.gate = Linear(hidden, spec.num_experts, bias=spec.has_bias)
+        experts, hidden, width = len(self.local_experts), spec.latent_size or spec.hidden_size, self._share.count
+        self.gate = Linear(spec.hidden_size, spec.num_experts, bias=spec.has_bias)
+        self.latent_in_proj = None if spec.latent_size is None else Linear(spec.hidden_size, hidden)
+        self.latent_out_proj = None if spec.latent_size is None else Linear(hidden, spec.hidden_size)
         correction = torch.empty(spec.num_experts, dtype=torch.float32) if spec.has_correction else None
         self.correction = None if correction is None else nn.Parameter(correction, requires_grad=False)
-        self.gate_up_proj = nn.Parameter(torch.empty(experts, 2 * width, hidden), requires_grad=False)
+        rows = 2 * width if spec.is_gated else width
+        self.gate_up_proj = nn.Parameter(torch.empty(experts, rows, hidden), requires_grad=False)
         self.down_proj = nn.Parameter(torch.empty(experts, hidden, width), requires_grad=False)
         self.gate_up_bias: nn.Parameter | None = None
         self.down_bias: nn.Parameter | None = None
@@ -146,7 +167,10 @@ class SparseMoE(nn.Module):
         return self._share
 
     def weights(self) -> tuple[Tensor | GroupedWeight, Tensor | GroupedWeight]:
-        """Returns the stacks [experts, 2 * width, hidden], gate first, and [experts, hidden, width]."""
+        """Returns the stacks [experts, 2 * width, hidden], gate first, and [experts, hidden, width].
+
+        Experts without gates have a first stack of half the height.
+        """
         return (self.gate_up_proj, self.down_proj) if self.stored is None else self.stored.weights()
 
     def finish_loading(self) -> None:
@@ -163,6 +187,10 @@ class SparseMoE(nn.Module):
             tensors[f"{path}.gate.e_score_correction_bias"] = Placement(self.correction)
         if not self.gate_up_proj.numel():
             return tensors  # a quantised checkpoint's layers have placements of their own
+        if self.reads_stacks:
+            assert not self.is_summed, "a rank's part of a stack is not read yet"
+            stacks = {"gate_up_proj": self.gate_up_proj, "down_proj": self.down_proj}
+            return tensors | {f"{path}.experts.{name}": Placement(stack) for name, stack in stacks.items()}
         for expert in range(self.spec.num_experts):
             name = f"{path}.experts.{expert}"
             if expert not in self.local_experts:

@@ -5,6 +5,7 @@ computes a flat list of tokens; only the attention pass knows which token belong
 """
 
 import re
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -40,9 +41,22 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm.of(config) if self.has_input_norm else None
+        self.add_mixer(config, layer)
+        self.add_feed_forward(config, layer)
+
+    def add_mixer(self, config: ModelConfig, layer: int) -> None:
+        """Adds the block that mixes tokens."""
         self.self_attn = self.make_attention(config, layer)
+
+    def add_feed_forward(self, config: ModelConfig, layer: int) -> None:
+        """Adds the norm after the mixer and the feed-forward block."""
         self.post_attention_layernorm = RMSNorm.of(config)
         self.mlp: nn.Module = self.make_mlp(config, layer)
+
+    @property
+    def mixer_out_proj(self) -> Linear:
+        """The product that maps the output of `attend` to the hidden width."""
+        return self.self_attn.o_proj
 
     def make_attention(self, config: ModelConfig, layer: int) -> AttentionBlock:
         """Returns the attention block of this layer."""
@@ -61,7 +75,7 @@ class DecoderLayer(nn.Module):
         mixed, state = self.attend(ops, state, attention)
         if not mixed.shape[0]:
             return state  # no logits are asked for: keys and values are all that this pass is for
-        state = ops.linear_add_norm(mixed, self.self_attn.o_proj, state, self.post_attention_layernorm)
+        state = ops.linear_add_norm(mixed, self.mixer_out_proj, state, self.post_attention_layernorm)
         return self.feed_forward(ops, state, next_norm)
 
     def attend(self, ops: Ops, state: ResidualState, attention: AttentionPass) -> tuple[Tensor, ResidualState]:
@@ -130,12 +144,12 @@ class OutputNormLayer(DecoderLayer):
 class Decoder(nn.Module):
     """Embeddings, layers and the last norm: the checkpoint's `model.*`, or a pipeline stage's part of it."""
 
-    def __init__(self, config: ModelConfig, layer_class: type[DecoderLayer]) -> None:
+    def __init__(self, config: ModelConfig, make_layer: Callable[[ModelConfig, int], DecoderLayer]) -> None:
         super().__init__()
         self.embed_tokens: Embedding | None = None
         if config.has_embeddings:
             self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, config.tensor_parallel)
-        self.layers = nn.ModuleDict({str(layer): layer_class(config, layer) for layer in config.layers})
+        self.layers = nn.ModuleDict({str(layer): make_layer(config, layer) for layer in config.layers})
         self.norm = RMSNorm.of(config) if config.stage.is_last else None
 
 
@@ -164,13 +178,18 @@ class DecoderModel(CausalModel):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.model = Decoder(config, self.layer_class)
+        self.model = Decoder(config, self.make_layer)
         self.lm_head = self._make_head() if config.stage.is_last and not config.tie_word_embeddings else None
         self._dtype = torch.get_default_dtype()
         self.taps: HiddenTaps | None = None
         self.tied_head_method: LinearMethod | None = None
         """Stores a tied head in memory of its own; None: it shares the embeddings' weight."""
         self._tied_head: list[Linear] = []  # in a list: it is no module of its own, its weight is the embeddings'
+
+    @classmethod
+    def make_layer(cls, config: ModelConfig, layer: int) -> DecoderLayer:
+        """Returns one layer, for architectures that have layers of several classes."""
+        return cls.layer_class(config, layer)
 
     def _make_head(self) -> Linear:
         parallel, vocab_size = self.config.tensor_parallel, self.config.vocab_size

@@ -1,6 +1,6 @@
 """Defines Granite 3 (dense): Llama's decoder with multipliers of embeddings, scores, residual sums and logits."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -16,26 +16,38 @@ class GraniteForCausalLM(DecoderModel):
 
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-        """Reads the config, and divides the residual stream by `residual_multiplier`, so that blocks are added without
-        a factor.
-
-        Only norms read the residual stream. x / rms(x) does not change with the scale of x, except for its epsilon,
-        which is divided by the multiplier's square.
-        """
-        bias = fields.boolean("attention_bias", False)
-        residual_multiplier = fields.positive("residual_multiplier", 1.0)
-        different = {
-            "qkv_bias": bias,
-            "output_bias": bias,
-            "mlp_bias": fields.boolean("mlp_bias", False),
-            "activation": parse_activation(fields),
-            "attention_scale": fields.positive("attention_multiplier", 1.0),
-            "embedding_scale": fields.number("embedding_multiplier", 1.0) / residual_multiplier,
-            "logits_divisor": fields.positive("logits_scaling", 1.0),
-        }
+        """Reads the config and its multipliers."""
+        different = granite_fields(fields) | {"mlp_bias": fields.boolean("mlp_bias", False)}
         common = parse_decoder(fields, architecture, eos_token_ids, **different)
-        return ModelConfig(**common | {"rms_norm_eps": common["rms_norm_eps"] / residual_multiplier**2})
+        return ModelConfig(**scaled_to_residual(fields, common))
 
     def scale_embeddings(self, hidden: Tensor) -> Tensor:
         """Multiplies by the embedding scale, which is not rounded to the model's dtype as Gemma's is."""
         return hidden.mul_(self.config.embedding_scale)
+
+
+def granite_fields(fields: Fields) -> dict[str, Any]:
+    """Returns the arguments of the config that Granite's multipliers change."""
+    bias = fields.boolean("attention_bias", False)
+    return {
+        "qkv_bias": bias,
+        "output_bias": bias,
+        "activation": parse_activation(fields),
+        "attention_scale": fields.positive("attention_multiplier", 1.0),
+        "embedding_scale": fields.number("embedding_multiplier", 1.0),
+        "logits_divisor": fields.positive("logits_scaling", 1.0),
+    }
+
+
+def scaled_to_residual(fields: Fields, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Divides the residual stream by `residual_multiplier`, so that blocks are added without a factor.
+
+    Only norms read the residual stream. x / rms(x) does not change with the scale of x, except for its epsilon, which
+    is divided by the multiplier's square.
+    """
+    multiplier = fields.positive("residual_multiplier", 1.0)
+    scaled = {
+        "embedding_scale": arguments["embedding_scale"] / multiplier,
+        "rms_norm_eps": arguments["rms_norm_eps"] / multiplier**2,
+    }
+    return arguments | scaled

@@ -13,6 +13,7 @@ from mini_infer_engine.config.parallelism.tensor_parallel import side_by_side
 from mini_infer_engine.layers.linear import Linear, column_parallel
 from mini_infer_engine.layers.mlp import GatedMLP
 from mini_infer_engine.layers.placement import Placement
+from mini_infer_engine.layers.rotary import partial_rotary_order
 from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel
 
 _ORIGINAL_POSITIONS = 4096
@@ -21,8 +22,7 @@ _ORIGINAL_POSITIONS = 4096
 class Phi3QKV(Linear):
     """The product of q, k and v from one tensor, with the dimensions of a head in the order of `Rotary`.
 
-    If only the first dimensions of a head are rotated, the checkpoint has the two halves of the rotated ones side by
-    side, and `Rotary` half a head apart. q and k are put into the same new order, which changes none of their products.
+    They differ if only the first dimensions of a head are rotated.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -42,10 +42,7 @@ class Phi3QKV(Linear):
         return {name: replace(placement, expand=self._reordered) for name, placement in tensors.items()}
 
     def _reordered(self, weight: Tensor) -> Tensor:
-        half, rest = self.rotary_dim // 2, (self.head_dim - self.rotary_dim) // 2
-        dims = torch.arange(self.head_dim)
-        first, second, others = dims[:half], dims[half : 2 * half], dims[2 * half :]
-        order = torch.cat((first, others[:rest], second, others[rest:]))
+        order = partial_rotary_order(self.head_dim, self.rotary_dim)
         rotated = self.rotated_heads * self.head_dim
         heads = weight[:rotated].view(self.rotated_heads, self.head_dim, *weight.shape[1:])[:, order]
         return torch.cat((heads.flatten(0, 1), weight[rotated:]))

@@ -24,15 +24,11 @@ class Qwen3MoeForCausalLM(SparseModel):
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
         """Reads the config with transformers' defaults."""
-        num_layers, step = fields.size("num_hidden_layers"), fields.size("decoder_sparse_step", 1)
         # The hub's files say num_experts, those that transformers 5 writes num_local_experts.
         num_experts = fields.size("num_local_experts", fields.size("num_experts", 128))
         top_k = fields.size("num_experts_per_tok", 8)
         if top_k > num_experts:
             raise fields.refuse("num_experts_per_tok", f"must be at most num_experts = {num_experts}.")
-        dense = fields.values.get("mlp_only_layers") or []
-        if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
-            raise fields.refuse("mlp_only_layers", "must be a list of layer numbers.")
         moe = MoESpec(
             hidden_size=fields.size("hidden_size"),
             intermediate_size=fields.size("moe_intermediate_size", 768),
@@ -48,5 +44,13 @@ class Qwen3MoeForCausalLM(SparseModel):
             "activation": parse_activation(fields),
         }
         common = parse_decoder(fields, architecture, eos_token_ids, **different)
-        sparse = frozenset(range(step - 1, num_layers, step)) - set(dense)
-        return SparseConfig(**common, moe=moe, sparse_layers=sparse)
+        return SparseConfig(**common, moe=moe, sparse_layers=sparse_layers(fields))
+
+
+def sparse_layers(fields: Fields) -> frozenset[int]:
+    """Returns the layers with a mixture: every few, without those that `mlp_only_layers` names."""
+    dense = fields.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        raise fields.refuse("mlp_only_layers", "must be a list of layer numbers.")
+    step = fields.size("decoder_sparse_step", 1)
+    return frozenset(range(step - 1, fields.size("num_hidden_layers"), step)) - set(dense)

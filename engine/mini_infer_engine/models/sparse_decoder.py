@@ -27,8 +27,9 @@ class SparseLayer(DecoderLayer):
 
     def make_mlp(self, config: ModelConfig, layer: int) -> nn.Module:
         """Returns a mixture for sparse layers, and a plain MLP for others."""
-        assert isinstance(config, SparseConfig)
-        return SparseMoE(config.moe, config.tensor_parallel) if layer in config.sparse_layers else GatedMLP(config)
+        if isinstance(config, SparseConfig) and layer in config.sparse_layers:
+            return SparseMoE(config.moe, config.tensor_parallel)
+        return GatedMLP(config)
 
     def feed_forward(self, ops: Ops, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
         """Returns the residual state after the mixture or the MLP."""

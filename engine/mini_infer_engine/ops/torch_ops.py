@@ -75,19 +75,22 @@ class TorchOps:
         """Computes expert after expert, each over the tokens that are routed to it."""
         x = self.norm(state, norm)
         weights, experts = route(moe.gate(x), moe.spec, moe.correction)
-        mixed = torch.zeros_like(x)
+        inputs = x if moe.latent_in_proj is None else moe.latent_in_proj(x)
+        mixed = torch.zeros_like(inputs)
         gate_up, down = moe.weights()
         for expert in sorted(set(experts.flatten().tolist()).intersection(moe.local_experts)):
             tokens, choices = torch.where(experts == expert)
             here = expert - moe.local_experts.start
             gate_up_bias = None if moe.gate_up_bias is None else moe.gate_up_bias[here]
             down_bias = None if moe.down_bias is None else moe.down_bias[here]
-            both = functional.linear(x[tokens], expert_weight(gate_up, here, x.dtype), gate_up_bias)
-            gated = _gated(both, moe.spec)
-            made = functional.linear(gated, expert_weight(down, here, x.dtype), down_bias)
+            made = functional.linear(inputs[tokens], expert_weight(gate_up, here, x.dtype), gate_up_bias)
+            made = functional.linear(_activated(made, moe.spec), expert_weight(down, here, x.dtype), down_bias)
             mixed.index_add_(0, tokens, made * weights[tokens, choices, None])
+        if moe.latent_out_proj is not None:
+            mixed = moe.latent_out_proj(mixed)
         if (shared := moe.shared_experts) is not None:
-            mixed += shared.down_proj(self.norm_gated_linear(ResidualState(x), None, shared.gate_up_proj, "silu"))
+            made = shared.down_proj(self.norm_gated_linear(ResidualState(x), None, shared.gate_up_proj, "silu"))
+            mixed += made if moe.shared_gate is None else made * moe.shared_gate(x).sigmoid()
         return self.add_norm(self._collectives.all_reduce(mixed) if moe.is_summed else mixed, state, next_norm)
 
     def norm(self, state: ResidualState, norm: RMSNorm | None) -> Tensor:
@@ -113,13 +116,6 @@ class TorchOps:
         return self._collectives.all_reduce(made) if linear.is_summed else made
 
 
-def _gated(both: Tensor, spec: MoESpec) -> Tensor:
-    """Returns the input of the experts' second product; the halves of `both` are gate and up."""
-    gate, up = both.chunk(2, dim=-1)
-    limit = spec.swiglu_limit
-    return functional.silu(gate).mul_(up) if limit is None else swiglu_oai(gate, up, limit)
-
-
 def norm_shared_columns_(x: Tensor, norm: RMSNorm, collectives: Collectives) -> None:
     """Applies RMS norm in place over the columns of all ranks, of which x [tokens, columns] are this rank's."""
     assert norm.columns is not None
@@ -127,6 +123,14 @@ def norm_shared_columns_(x: Tensor, norm: RMSNorm, collectives: Collectives) -> 
     squares = collectives.all_reduce(wide.square().sum(dim=-1, keepdim=True))
     scale = (squares / (norm.copies * norm.columns.total) + norm.eps).rsqrt_()
     x.copy_(wide.mul_(scale).mul_(norm.weight))
+
+
+def _activated(made: Tensor, spec: MoESpec) -> Tensor:
+    """Returns the input of an expert's last product, given the output of its first."""
+    if not spec.is_gated:
+        return functional.relu(made).square()
+    gate, up = made.chunk(2, dim=-1)
+    return functional.silu(gate).mul_(up) if spec.swiglu_limit is None else swiglu_oai(gate, up, spec.swiglu_limit)
 
 
 def route(logits: Tensor, spec: MoESpec, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -31,7 +31,7 @@ from mini_infer_engine.kernels.norm.silu_mul import silu_mul
 from mini_infer_engine.layers.embedding import Embedding
 from mini_infer_engine.layers.grouped import GroupedMethod
 from mini_infer_engine.layers.linear import UNQUANTIZED, Linear
-from mini_infer_engine.layers.moe import SparseMoE
+from mini_infer_engine.layers.moe import ExpertLayers, SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.layers.packed import PackedMethod
 from mini_infer_engine.ops.base import PendingSum, ResidualState
@@ -260,12 +260,19 @@ class TritonOps:
                 return self._sum_add_norm(summands, state, next_norm)
             memory = self._summand_memory(rows, width, x)
             total = summands.sum(0) if memory is None else torch.sum(summands, 0, out=memory)
-            if (shared := moe.shared_experts) is not None:
-                gated = self.norm_gated_linear(ResidualState(x), None, shared.gate_up_proj, "silu")
-                total += self._product(ResidualState(gated), None, shared.down_proj)
+            if moe.shared_experts is not None:
+                total += self._shared_experts(x, moe.shared_experts, moe.shared_gate)
             return self._sum_add_norm(total, state, next_norm)
+        if moe.shared_experts is not None:
+            summands[0] += self._shared_experts(x, moe.shared_experts, moe.shared_gate)
         normed = add_rms_norm(state.residual, summands, next_norm.weight, next_norm.eps)
         return ResidualState(state.residual, normed)
+
+    def _shared_experts(self, x: Tensor, shared: ExpertLayers, gate: Linear | None) -> Tensor:
+        """Computes the experts of every token outside the stacks."""
+        gated = self.norm_gated_linear(ResidualState(x), None, shared.gate_up_proj, "silu")
+        made = self._product(ResidualState(gated), None, shared.down_proj)
+        return made if gate is None else made * functional.linear(x, gate.weight).sigmoid()
 
     def norm(self, state: ResidualState, norm: RMSNorm | None) -> Tensor:
         """Returns the norm that the last operation has computed, or computes it."""
