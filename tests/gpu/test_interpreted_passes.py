@@ -53,9 +53,14 @@ from tests.support.thread_group import StageAlone, StagesInTurn, TableInTurns, T
 from tests.support.tiny_models import (
     DEEPSEEK,
     DEEPSEEK_V3,
+    GATED_DELTA,
+    GATED_MOE,
     GPT_OSS,
     GREEDY,
+    LFM2,
     LONGROPE_PARTIAL,
+    MAMBA,
+    NEMOTRON,
     PageDealer,
     chunk,
     reference_logits,
@@ -155,6 +160,39 @@ def test_passes_equal_transformers(
     assert run(*decodes, *prompts, num_decodes=2) == [best[32], best[12], best[17], None]
     beside = [Row(5, 13, 1, None, others, GREEDY, output_index=2), prompt(1, 18, 20, third)]
     assert run(*beside, num_decodes=1) == [best[13], best[37]]
+
+
+RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-next": ("qwen3_next", GATED_DELTA | GATED_MOE | {"full_attention_interval": 2, "num_hidden_layers": 2}),
+    "granite-hybrid": ("granitemoehybrid", MAMBA | {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "nemotron-h": ("nemotron_h", NEMOTRON | {"head_dim": 16}),
+    "lfm2": ("lfm2", LFM2),
+}
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_passes_over_recurrent_state_equal_transformers(
+    tmp_path: Path, interpreted: Callable[..., ModelRunner], kind: str
+) -> None:
+    architecture, changes = RECURRENT[kind]
+    model = save_tiny_model(tmp_path, architecture, **changes)
+    runner = interpreted(enforce_eager=True)
+    assert isinstance(runner.executor, CudaExecutor)
+    expected = reference_logits(model, TOKENS)
+    best = expected.argmax(-1).tolist()
+    dealer = PageDealer(runner)
+    pages, others = dealer.table(48), dealer.table(48)
+    first = chunk(0, TOKENS, 0, 33, pages, checkpoints=[(16, 1), (32, 0)])
+    assert (runner.logits(Batch([first], 0)) - expected[:33]).abs().max() <= 3e-4
+    resumed = chunk(1, TOKENS, 16, 20, pages, state_source=1)
+    assert (runner.logits(Batch([resumed], 0)) - expected[16:36]).abs().max() <= 3e-4
+
+    run = partial(sampled_by, runner)
+    assert run(prompt(3, 0, 20, pages), prompt(5, 0, 7, others)) == [best[19], best[6]]
+    decode = Row(3, 20, 1, None, pages, GREEDY, output_index=1)
+    assert run(decode, prompt(5, 7, 5, others), num_decodes=1) == [best[20], best[11]]
+    decodes = [Row(3, 21, 1, None, pages, GREEDY, output_index=2), Row(5, 12, 1, None, others, GREEDY, output_index=1)]
+    assert run(*decodes, num_decodes=2) == [best[21], best[12]]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from mini_infer_contract.events import BlockRemoved, BlockStored
 from mini_infer_engine.config.model.kv_groups import UNIFORM, KVCacheConfig
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
+from mini_infer_engine.core.recurrent_kv_cache_manager import RecurrentKVCacheManager
 from mini_infer_engine.core.request import BeamSearch, Output, Request, SamplingParams
 from tests.support.fake_runner import EOS, VOCABULARY, FakeRunner, expected_beams, expected_tokens
 
@@ -237,7 +238,20 @@ class World:
         )
         for ranked in (scheduler.running, scheduler.waiting):
             assert [sequence.order for sequence in ranked] == sorted(sequence.order for sequence in ranked)
+        self._check_checkpoints()
         self._check_events()
+
+    def _check_checkpoints(self) -> None:
+        """Checkpoints in use are those that running sequences are to read, or have written and not published."""
+        manager = self.engine.scheduler.kv_cache
+        if not isinstance(manager, RecurrentKVCacheManager):
+            return
+        assert {*manager._states} == {*self.engine.scheduler.running}
+        states = manager._states.values()
+        written = [slot for state in states for _, slot in state.written]
+        read = {state.source for state in states if state.source is not None}
+        assert not read.intersection(written)
+        assert manager.checkpoints.num_in_use == len(read) + len(written)
 
     def _check_events(self) -> None:
         for event in self.engine.take_events():

@@ -99,6 +99,8 @@ class Handle:
     sources: list[int]
     written: list[tuple[int, int]] = field(default_factory=list)
     """(page, offset) of what the pass computed."""
+    checkpoints: list[int] = field(default_factory=list)
+    """Checkpoints of recurrent state that the pass wrote."""
     rows: list[Row] = field(default_factory=list)
 
 
@@ -112,6 +114,9 @@ class FakeRunner:
     they are of the same tokens; the next token follows from what the last token sees in the first group.
 
     It guesses where it is asked to, right and wrong, and checks then that it was told all tokens before.
+
+    With a group of recurrent state, a slot's state is the cell of the last token that it has seen: it must be that of
+    the token before each row, whether it was kept at the slot or comes from a checkpoint.
     """
 
     def __init__(
@@ -149,6 +154,10 @@ class FakeRunner:
         self._newest = [0] * max_num_seqs
         """Of each slot: the token that its last decode row began with."""
         self._in_flight: list[Handle] = []
+        self._states: list[int | None] = [None] * max_num_seqs
+        self._checkpoints: list[int | None] = [None] * kv_cache.num_checkpoints
+        self.num_resumed = 0
+        """Rows that have resumed from a checkpoint."""
 
     def launch(self, batch: Batch) -> Handle:
         assert batch.rows, "an empty batch"
@@ -157,6 +166,8 @@ class FakeRunner:
         self._check_turns(batch)
         self._in_flight.append(handle)
         self._check_pages(batch)
+        self._check_checkpoints(batch)
+        handle.checkpoints = [checkpoint for row in batch.rows for _, checkpoint in row.checkpoints]
         for swap in batch.transfers.swap_out:
             self._host_cells[swap.host_page] = list(self._cells[swap.device_page])
         for swap in batch.transfers.swap_in:
@@ -207,12 +218,16 @@ class FakeRunner:
             error, self.collect_error = self.collect_error, None
             for page, offset in [cell for unknown in self._in_flight for cell in unknown.written]:
                 self._cells[page][offset] = None
+            for checkpoint in [one for unknown in self._in_flight for one in unknown.checkpoints]:
+                self._checkpoints[checkpoint] = None
             self._in_flight.pop(0)
             raise error
         self._in_flight.pop(0)
         return PassResult(list(handle.tokens), handle.logprobs)
 
     def refuses(self, request: Request) -> str | None:
+        if self.kv_cache.state_group is not None and request.beam_search is not None:
+            return "use_beam_search: this runner has recurrent state"
         too_many = request.sampling.min_tokens and len(request.sampling.stop_token_ids) > VOCABULARY - 1
         return "min_tokens with so many stop_token_ids: no token is left" if too_many else None
 
@@ -246,11 +261,26 @@ class FakeRunner:
             self._last_token[row.slot] = None
         assert len(token_ids) == row.count >= 1
         before = self._read(row, row.start - 1) if row.start else 0
-        written = []
+        if self.kv_cache.state_group is not None:
+            assert self._state_before(row) == before, "a row goes on from another state"
+        written, checkpoints = [], dict(row.checkpoints)
         for position, token in enumerate(token_ids, start=row.start):
             before = cell(before, token)
             written += self._put(row, position, before)
+            if (checkpoint := checkpoints.pop(position + 1 - row.start, None)) is not None:
+                self._checkpoints[checkpoint] = before
+        assert not checkpoints, "a checkpoint behind the last token"
+        self._states[row.slot] = before
         return written
+
+    def _state_before(self, row: Row) -> int | None:
+        if not row.start:
+            assert row.state_source is None
+            return 0
+        if row.state_source is None:
+            return self._states[row.slot]
+        self.num_resumed += 1
+        return self._checkpoints[row.state_source]
 
     def _put(self, row: Row, position: int, value: int) -> list[tuple[int, int]]:
         """Which cells it wrote, one in each group."""
@@ -331,6 +361,13 @@ class FakeRunner:
         assert len(self._in_flight) < self._num_stages, "a row waits for its token, and another pass behind it"
         assert max(map(sampled.count, waiting)) == 1, "two tokens before a row are unknown"
         assert not batch.waits_for_masks, "masks follow from a token that nobody knows yet"
+
+    def _check_checkpoints(self, batch: Batch) -> None:
+        """No checkpoint is written twice, or read by a row while another writes it."""
+        written = [checkpoint for row in batch.rows for _, checkpoint in row.checkpoints]
+        assert len(set(written)) == len(written)
+        assert not {row.state_source for row in batch.rows}.intersection(written)
+        assert self.kv_cache.state_group is not None or not written
 
     def _check_pages(self, batch: Batch) -> None:
         """A written page is in nobody else's table, and copies run before the pass: no source is written before it."""

@@ -1,5 +1,6 @@
 """docs/models.md out of the architectures that are tested: `python -m tests.support.models_page > docs/models.md`."""
 
+from mini_infer_engine.config.model.architectures import HYBRIDS
 from mini_infer_engine.config.model.transformers_architectures import REFUSED
 from mini_infer_engine.models.support import ModelSupport, supported_models
 from tests.support.pooling_models import ENCODERS
@@ -34,6 +35,13 @@ _TESTS = {
 _NATIVE = """\
 ## By files of ours
 With pipelines, KV transfer and all else that [can be combined](features.md), too.
+"""
+_HYBRID = """\
+Hybrids have layers with a recurrent state instead of keys and values ([ADR 61](adr/0061-recurrent-state.md)). They run
+chunked, batched, preempted, and with a prefix cache that resumes from checkpoints of the state
+([test_recurrent_models.py](../tests/engine/models/test_recurrent_models.py)), on a CPU, and with `--enforce-eager` on a
+GPU. Their kernels have run by Triton's interpreter alone so far. What hybrids do not go with yet is refused by its name
+at the start.
 """
 _THROUGH = """\
 ## Through transformers
@@ -75,7 +83,8 @@ def _row(model: ModelSupport) -> str:
 def page() -> str:
     """The whole page."""
     models = supported_models()
-    native = [_row(model) for model in models if model.implementation == "native"]
+    hybrids = [_row(model) for model in models if model.architecture in HYBRIDS]
+    native = [_row(model) for model in models if model.implementation == "native" and model.architecture not in HYBRIDS]
     through = [_row(model) for model in models if model.implementation == "transformers"]
     refused = [f"| `{architecture}` | {reason} |" for architecture, reason in REFUSED.items()]
     links = {key: f"[{path.rpartition('/')[2]}](../tests/{path})" for key, path in _TESTS.items()}
@@ -89,6 +98,10 @@ def page() -> str:
             _NATIVE,
             f"| architecture | file | {_HEADING}\n{_RULE}",
             *native,
+            "",
+            _HYBRID,
+            f"| architecture | file | {_HEADING}\n{_RULE}",
+            *hybrids,
             "",
             _THROUGH,
             f"| architecture | `model_type` | {_HEADING}\n{_RULE}",

@@ -95,6 +95,55 @@ DEEPSEEK_YARN: dict[str, Any] = DEEPSEEK | {
 """V2's: yarn with mscale, queries from a latent, experts from the best groups; `DEEPSEEK` has V2-Lite's."""
 DEEPSEEK_V3: dict[str, Any] = {name: value for name, value in DEEPSEEK_YARN.items() if name != "topk_method"}
 GPT_OSS: dict[str, Any] = {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 11}
+GATED_DELTA: dict[str, Any] = {
+    # Gated norms enlarge the rounding of small outputs: at 0.2 transformers' chunks and its steps differ by 5e-4.
+    "initializer_range": 0.06,
+    "num_hidden_layers": 4,
+    "full_attention_interval": 3,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 40,
+}
+MAMBA: dict[str, Any] = {
+    "initializer_range": 0.1,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 12,
+    "mamba_n_groups": 2,
+    "shared_intermediate_size": 72,
+    **GRANITE,
+}
+NEMOTRON: dict[str, Any] = {
+    "initializer_range": 0.1,
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+    "head_dim": 24,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 12,
+    "n_groups": 2,
+}
+NEMOTRON_MOE: dict[str, Any] = NEMOTRON | {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 40,
+    "routed_scaling_factor": 2.5,
+}
+LFM2: dict[str, Any] = {
+    "layer_types": ["conv", "full_attention", "conv"],
+    "block_multiple_of": 16,
+    "block_ffn_dim_multiplier": 1.5,
+}
+GATED_MOE: dict[str, Any] = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
 LONGROPE_PARTIAL: dict[str, Any] = {
     "original_max_position_embeddings": 32,
     "rope_parameters": {
@@ -121,8 +170,10 @@ def save_tiny_model(directory: Path, architecture: str, *, shard_size: str = "1G
                 parameter.uniform_(0.5, 1.5)  # transformers' ones and zeros would hide that they are not loaded
             elif name.endswith("sinks"):
                 parameter.uniform_(-2.0, 4.0)  # from nearly nothing to most of the softmax
+            elif name.endswith("A_log"):
+                parameter.uniform_(-3.0, 0.0)  # sums of faster decays are inexact in fp32
         for name, buffer in model.named_buffers():
-            if name.endswith("correction_bias"):
+            if name.endswith(("correction_bias", "expert_bias")):
                 buffer.uniform_(-0.3, 0.3)
     model.save_pretrained(directory, max_shard_size=shard_size)
     return model

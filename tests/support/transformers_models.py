@@ -133,10 +133,10 @@ REFUSED: dict[str, Refused] = {
     "Mamba": Refused("mamba", "MambaForCausalLM", _STATE),
     "RWKV": Refused("rwkv", "RwkvForCausalLM", "state"),
     "gated delta net": Refused(
-        "qwen3_next",
-        "Qwen3NextForCausalLM",
+        "olmo_hybrid",
+        "OlmoHybridForCausalLM",
         _STATE,
-        {"layer_types": ["linear_attention", "full_attention"], "num_experts": 4},
+        {"layer_types": ["linear_attention", "full_attention"]},
     ),
     "latent attention": Refused("minicpm3", "MiniCPM3ForCausalLM", "latent attention"),
     "sparse": Refused("deepseek_v32", "DeepseekV32ForCausalLM", "indices"),

@@ -76,6 +76,12 @@ class Row(msgspec.Struct, gc=False):
     """
     more_page_tables: Sequence[Sequence[int]] = ()
     """The page tables of the runner's other KV groups, in their order."""
+    state_source: int | None = None
+    """The checkpoint of recurrent state from which the row resumes. None: it goes on from the state at its slot, which
+    is zeros before the first token.
+    """
+    checkpoints: Sequence[tuple[int, int]] = ()
+    """Pairs (tokens, checkpoint): after so many of the new tokens the recurrent state is copied to that checkpoint."""
     position_offset: int = 0
     """The new tokens' position in the text less their cache index. It is zero while all tokens before them are in the
     cache.

@@ -18,6 +18,7 @@ from mini_infer_engine.core.hybrid_prefix_cache import HybridPrefixCache
 from mini_infer_engine.core.kv_cache_manager import KVCacheManager
 from mini_infer_engine.core.page_allocator import PoolTooSmallError
 from mini_infer_engine.core.prefix_cache import Hit
+from mini_infer_engine.core.recurrent_kv_cache_manager import RecurrentKVCacheManager
 from mini_infer_engine.core.sequence import Sequence
 from mini_infer_engine.core.step import Step
 
@@ -227,6 +228,14 @@ def make_kv_cache_manager(
     runner: Runner, *, chunk_tokens: int, enable_caching: bool, record_events: bool
 ) -> KVCacheManager:
     """Returns the manager of a runner's pages, for prompt chunks of at most `chunk_tokens`."""
+    if runner.kv_cache.state_group is not None:
+        return RecurrentKVCacheManager(
+            runner.num_pages,
+            runner.page_size,
+            runner.kv_cache.num_checkpoints,
+            enable_caching=enable_caching,
+            record_events=record_events,
+        )
     if runner.kv_cache.is_uniform:
         return KVCacheManager(
             runner.num_pages,

@@ -23,8 +23,8 @@ class AttentionBlock(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, *, value_dim: int) -> None:
         """Takes `value_dim`, the width that one head contributes to the output."""
         super().__init__()
-        self.layer = layer - config.layers.start
-        """The layer's index among the layers that this process builds, and so in the page pool."""
+        self.layer = config.attention_layers.index(layer)
+        """The layer's index among the layers with attention that this process builds, and so in the page pool."""
         self.is_last = layer == config.num_layers - 1
         parallel = config.tensor_parallel
         self.num_heads, self.head_dim = parallel.num_heads(config.num_heads), config.head_dim

@@ -1,9 +1,18 @@
-"""Describes the feed-forward block of a decoder as data; `ops` compute it."""
+"""Describes the feed-forward blocks of decoders as data; `ops` compute them."""
 
 from torch import nn
 
 from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.layers.linear import Linear, PackedLinear, row_parallel
+
+
+class SquaredMLP(nn.Module):
+    """Computes down(relu(up(x))^2) (Primer, So et al. 2021, arXiv 2109.08668)."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool) -> None:
+        super().__init__()
+        self.up_proj = Linear(hidden_size, intermediate_size, bias=bias)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
 
 
 class GatedMLP(nn.Module):

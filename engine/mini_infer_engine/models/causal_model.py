@@ -12,6 +12,7 @@ from mini_infer_engine.layers.embedding import Embedding
 from mini_infer_engine.layers.placement import Placement
 from mini_infer_engine.models.hidden_taps import HiddenTaps
 from mini_infer_engine.models.kv_spec import KVSpec
+from mini_infer_engine.models.state_spec import StateSpec
 from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState
 
 
@@ -63,7 +64,16 @@ class CausalModel(nn.Module):
         """Returns the content of a page of `page_size` tokens, before quantisation."""
         config = self.config
         kv_heads = config.tensor_parallel.num_heads(config.num_kv_heads)
-        return KVSpec(len(config.layers), page_size, kv_heads, config.head_dim, dtype)
+        return KVSpec(len(config.attention_layers), page_size, kv_heads, config.head_dim, dtype)
+
+    def state_spec(self, dtype: torch.dtype) -> StateSpec | None:
+        """Returns the content of a slot of recurrent state, or None if no layer has one."""
+        recurrence = self.config.recurrence
+        if recurrence is None:
+            return None
+        width = recurrence.kernel_size - 1
+        shape = recurrence.state_shape
+        return StateSpec(len(self.config.recurrent_layers), recurrence.convolution_channels, width, shape, dtype)
 
     def read_names(self, checkpoint: StoredWeights) -> None:
         """Prepares `checkpoint_tensors` for the names in a checkpoint, where they depend on it.

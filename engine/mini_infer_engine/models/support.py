@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mini_infer_engine.config.model.architectures import MODELS
+from mini_infer_engine.config.model.architectures import HYBRIDS, MODELS
 from mini_infer_engine.config.model.transformers_architectures import THROUGH_TRANSFORMERS, TransformersArchitecture
 from mini_infer_engine.gguf.architectures import ARCHITECTURES
 
@@ -47,11 +47,11 @@ def supported_models() -> list[ModelSupport]:
             architecture=name,
             implementation="native",
             model_type=module,
-            gpu="untested" if name in _INTERPRETED else "yes",
-            tensor_parallel=True,
-            quantised=True,
+            gpu="untested" if name in HYBRIDS or name in _INTERPRETED else "yes",
+            tensor_parallel=name not in HYBRIDS,
+            quantised=name not in HYBRIDS,
             gguf=name in in_gguf,
-            speculation=("ngram", "draft_model", "head"),
+            speculation=() if name in HYBRIDS else ("ngram", "draft_model", "head"),
         )
         for name, module in MODELS.items()
     ]

@@ -18,6 +18,8 @@ from mini_infer_engine.layers.embedding import Embedding
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
+from mini_infer_engine.layers.recurrent import RecurrentBlock
+from mini_infer_engine.ops.recurrence.rule import LinearRule
 
 
 class PendingSum:
@@ -117,6 +119,19 @@ class AttentionPass(Protocol):
         qkv is [tokens, (heads + 2 * kv_heads) * head_dim], q then k then v, and may be overwritten. `LatentAttention`
         documents its layout for latent attention. The last layer returns [rows of logits_indices, out_width].
         """
+
+
+class RecurrentPass(AttentionPass, Protocol):
+    """An `AttentionPass` of a model that also has layers with a recurrent state.
+
+    Each row of the pass goes on from its sequence's state, and leaves there the state after its tokens.
+    """
+
+    def convolve(self, x: Tensor, layer: RecurrentBlock) -> Tensor:
+        """Returns the causal convolution of the layer over x [tokens, channels], by sequence."""
+
+    def scan(self, rule: LinearRule, inputs: tuple[Tensor, ...], layer: RecurrentBlock) -> Tensor:
+        """Returns the outputs of the layer's recurrence for its inputs [tokens, ...], by sequence."""
 
 
 class Ops(Protocol):

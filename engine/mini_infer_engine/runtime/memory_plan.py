@@ -5,7 +5,7 @@ On a GPU it measures, with a small temporary pool; the arithmetic is in `memory`
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -18,6 +18,8 @@ from mini_infer_engine.runtime.executor import Executor
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.memory.page_count import CPU_KV_BYTES, available_memory, fit_context, pages_for
 from mini_infer_engine.runtime.memory.quantized_pool import make_pool
+from mini_infer_engine.runtime.memory.state_pool import StatePool
+from mini_infer_engine.runtime.memory.state_slots import NO_SLOTS, StateSlots, state_slots
 from mini_infer_engine.runtime.worker import ModelWorker
 
 _MOST_BESIDE_TORCH = 2 << 30
@@ -39,6 +41,8 @@ class MemoryPlan:
     page_bytes: int
     max_model_len: int
     """Most tokens of prompt and output together."""
+    slots: StateSlots = NO_SLOTS
+    """Slots of recurrent state."""
     state: int = 0
     """Bytes of the executor's state for all sequences, and of scratch memory whose size is known before any pass."""
     peak: int = 0
@@ -47,7 +51,12 @@ class MemoryPlan:
     """Bytes of captured CUDA graphs."""
 
     def __str__(self) -> str:
-        parts = {"batch state": self.state, "largest pass": self.peak, "CUDA graphs": self.graphs}
+        parts = {
+            "recurrent state": self.slots.num_bytes,
+            "batch state": self.state,
+            "largest pass": self.peak,
+            "CUDA graphs": self.graphs,
+        }
         details = "".join(f", {name} {size / 1e9:.2f} GB" for name, size in parts.items() if size)
         return f"KV cache {self.num_pages:,} pages, {self.num_pages * self.page_bytes / 1e9:.2f} GB{details}"
 
@@ -106,21 +115,22 @@ def plan_memory(
     page_bytes = worker.page_bytes(page_size, kv_cache)
     if worker.device.type == "cpu":
         needs = _Needs(0, 0, 0)
-        pages = pages_for(settings.kv_cache_memory or CPU_KV_BYTES, page_bytes, available_memory())
+        kv_bytes, available = settings.kv_cache_memory or CPU_KV_BYTES, available_memory()
     else:
         needs = _measure(worker, kind, settings, page_size, kv_cache)
-        pages = _count_pages(worker.device, settings, page_bytes, before, sum(needs))
-    pages = smallest(pages)
+        kv_bytes, available = _kv_bytes(worker.device, settings, before, sum(needs))
+    slots = state_slots(worker.state_bytes, kv_bytes, settings) if kv_cache.state_group is not None else NO_SLOTS
+    pages = smallest(pages_for(kv_bytes, page_bytes, available, slots.num_bytes))
     longest = worker.config.max_position_embeddings
     most_tokens = kv_cache.most_tokens(pages, page_size, settings.chunk_tokens)
     context = fit_context(settings.max_model_len, longest, most_tokens)
-    return MemoryPlan(pages, page_bytes, context, **needs._asdict())
+    return MemoryPlan(pages, page_bytes, context, slots, **needs._asdict())
 
 
-def _count_pages(
-    device: torch.device, settings: ResolvedSettings, page_bytes: int, before: MemoryInUse, needed: int
-) -> int:
-    """Returns the pages of the pool after `needed` bytes are reserved."""
+def _kv_bytes(device: torch.device, settings: ResolvedSettings, before: MemoryInUse, needed: int) -> tuple[int, int]:
+    """Returns the bytes of a GPU for pages and recurrent state after `needed` bytes are reserved, and those that it has
+    available.
+    """
     now, total = MemoryInUse.of(device), torch.cuda.mem_get_info(device)[1]
     # What this process caches but does not use will be the pool's.
     available = now.free + now.reserved - now.allocated - needed
@@ -128,7 +138,7 @@ def _count_pages(
     beside_torch = min(max(0, beside_torch), _MOST_BESIDE_TORCH)  # others may have taken or given back meanwhile
     used = now.allocated - before.allocated + beside_torch
     share = int(total * settings.gpu_memory_utilization) - used - needed
-    return pages_for(settings.kv_cache_memory or max(0, min(share, available)), page_bytes, available)
+    return settings.kv_cache_memory or max(0, min(share, available)), available
 
 
 def _measure(
@@ -139,6 +149,12 @@ def _measure(
     length = min(tokens, settings.max_model_len or worker.config.max_position_embeddings)
     worker.finish_loading(length)
     pool = make_pool(worker.kv_spec(page_size, kv_cache), -(-length // page_size), worker.device, kv_cache=kv_cache)
+    if (state_spec := worker.model.state_spec(worker.dtype)) is not None:
+        # No more sequences will run than have states in half of the memory that is free now.
+        fitting = torch.cuda.mem_get_info(worker.device)[0] // 2 // state_spec.slot_bytes
+        slots = StateSlots(state_spec.slot_bytes, max(1, min(settings.max_num_seqs, fitting)), 0)
+        settings = replace(settings, max_num_seqs=slots.num_sequences)
+        pool.states = StatePool(state_spec, slots, worker.device)
     before_state = torch.cuda.memory_allocated(worker.device)
     executor = kind(worker, pool, settings)
     state = torch.cuda.memory_allocated(worker.device) - before_state

@@ -4,6 +4,7 @@ nothing.
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace as replace_fields
 from pathlib import Path
 
 import torch
@@ -30,7 +31,9 @@ from mini_infer_engine.runtime.memory.kv_group_choice import choose_kv_groups
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.memory.page_count import available_memory, check_swap
 from mini_infer_engine.runtime.memory.quantized_pool import make_pool
+from mini_infer_engine.runtime.memory.state_pool import StatePool
 from mini_infer_engine.runtime.memory_plan import MemoryInUse, plan_memory, swap_space_of
+from mini_infer_engine.runtime.recurrent.limits import check_recurrent, request_obstacle
 from mini_infer_engine.runtime.worker import ModelWorker
 
 log = logging.getLogger(__name__)
@@ -76,8 +79,9 @@ class ModelRunner:
         return self.worker.device
 
     def refuses(self, request: Request) -> str | None:
-        """Returns the executor's reason why it can never serve this request, or None."""
-        return self.executor.refuses(request)
+        """Returns the model's or the executor's reason why it can never serve this request, or None."""
+        reason = None if self.pool.states is None else request_obstacle(request)
+        return reason or self.executor.refuses(request)
 
     def launch(self, batch: Batch) -> PassHandle:
         """Starts the pass on the executor, without waiting for the device."""
@@ -152,6 +156,7 @@ def make_runner(
     page_size = settings.page_size or kind.default_page_size
     if page_size % kind.page_size_step:
         raise ModelError(f"page_size = {page_size}: it must be a multiple of {kind.page_size_step}.")
+    check_recurrent(settings, config, choose_device(settings).type, moves_kv=reports_layers)
     log.info("%s: model_impl = %s", config.architecture, config.model_impl)
     before = MemoryInUse.at_start(choose_device(settings))
     worker = ModelWorker.load(settings, config, directory, group.collectives, group.link)
@@ -161,6 +166,9 @@ def make_runner(
     kv_cache = choose_kv_groups(resolved, worker.config, moves_kv=reports_layers)
     plan = plan_memory(worker, kind, resolved, page_size, before, kv_cache, group.smallest)
     log.info("memory: %s", plan)
+    if kv_cache.state_group is not None:
+        kv_cache = replace_fields(kv_cache, num_checkpoints=plan.slots.num_checkpoints)
+        resolved = replace(resolved, max_num_seqs=plan.slots.num_sequences)
     worker.finish_loading(plan.max_model_len)
     spec = worker.kv_spec(page_size, kv_cache)
     check_swap(settings.kv_swap_memory, available_memory())
@@ -168,9 +176,12 @@ def make_runner(
     host_pages = group.smallest(group.share_of(settings.kv_swap_memory) // spec.page_bytes)
     is_shared = settings.kv_transport == "shm"
     pool = make_pool(spec, plan.num_pages, worker.device, host_pages, is_shared=is_shared, kv_cache=kv_cache)
+    if (state_spec := worker.model.state_spec(worker.dtype)) is not None:
+        pool.states = StatePool(state_spec, plan.slots, worker.device)
     memory = DeviceMemory(worker.device)
     memory.own(MemoryTag.WEIGHTS, worker.weight_tensors())
     memory.own(MemoryTag.KV_CACHE, [pool.storage])
+    memory.own(MemoryTag.RECURRENT_STATE, [] if pool.states is None else pool.states.tensors)
     with memory.tag(MemoryTag.WORKSPACE):
         executor = kind(worker, pool, resolved)
     with memory.measure(MemoryTag.GRAPHS):

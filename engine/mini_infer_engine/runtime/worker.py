@@ -146,6 +146,12 @@ class ModelWorker:
         own = self.kv_spec(page_size, kv_cache).page_bytes
         return own + (0 if self.draft is None else self.draft.page_bytes(page_size))
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a slot of recurrent state; 0 if no layer has one."""
+        spec = self.model.state_spec(self.dtype)
+        return 0 if spec is None else spec.slot_bytes
+
     def calibrate(self, settings: EngineSettings, directory: Path | None) -> None:
         """Rounds weights by the committed texts if requested, together with all ranks, which must be connected.
 

@@ -1,13 +1,14 @@
 """Whatever happens in whatever order, no page leaks, nothing gets stuck, and tokens are those of each request alone."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mini_infer_engine.config.model.kv_groups import kv_cache_config
+from mini_infer_engine.config.model.kv_groups import KVGroup, kv_cache_config
 from tests.support.connected_engine import connect
 from tests.support.connected_world import ConnectedWorld
 from tests.support.engine_world import World, make_engine
@@ -34,6 +35,15 @@ WINDOWED = {
     "pipeline_parallel_size": (1,),
 }
 """Setups with several KV groups or a window, and what goes with them."""
+RECURRENT = {
+    "num_checkpoints": (1, 2, 5, 40),
+    "page_size": (16, 16, 16, 32),
+    "spare_pages": (0, 1, 8, 40),
+    "num_host_pages": (0,),
+    "speculative_method": (None,),
+    "pipeline_parallel_size": (1,),
+}
+"""Setups with layers that have a recurrent state, and what goes with them."""
 
 
 def make_connected_world(draw: random.Random) -> ConnectedWorld:
@@ -54,6 +64,9 @@ def make_world(draw: random.Random, setups: dict[str, tuple[Any, ...]] = SETUPS,
         setup |= {"speculative_model": "a smaller one"}
     max_model_len = draw.choice((20, 64, 150, 3 * page_size, 3 * page_size // 2))
     kv_cache = kv_cache_config(setup.pop("windows"), max_model_len)
+    if num_checkpoints := setup.pop("num_checkpoints", 0):
+        states = KVGroup("recurrent_state", (1, 2))
+        kv_cache = replace(kv_cache, state_group=states, num_checkpoints=num_checkpoints)
     chunk = setup["long_prefill_token_threshold"] or setup["max_num_batched_tokens"] or 2048
     num_pages = kv_cache.most_pages(max_model_len, page_size, chunk) + spare_pages
     return World(*make_engine(num_pages, page_size, max_model_len, kv_cache=kv_cache, **setup), max_model_len, draw)
@@ -113,6 +126,18 @@ class WindowedMachine(EngineMachine):
 
 WindowedMachine.TestCase.settings = EngineMachine.TestCase.settings
 TestWindowedMachine = WindowedMachine.TestCase
+
+
+class RecurrentMachine(EngineMachine):
+    """The same with a recurrent state and checkpoints of it."""
+
+    @initialize(seed=st.integers(0, 2**32))
+    def start(self, seed: int) -> None:
+        self.world = make_world(random.Random(seed), SETUPS | RECURRENT)
+
+
+RecurrentMachine.TestCase.settings = EngineMachine.TestCase.settings
+TestRecurrentMachine = RecurrentMachine.TestCase
 
 
 class ConnectedMachine(EngineMachine):
@@ -227,3 +252,22 @@ def test_no_page_is_leaked_when_pages_behind_windows_are_freed() -> None:
     assert copies > 20
     assert searches > 100
     assert freed > 2_000
+
+
+def test_every_row_goes_on_from_its_state_when_prompts_resume_from_checkpoints() -> None:
+    """Sixty engines, 300 events each; the sums show that the events reach what they are meant to try."""
+    resuming = {"page_size": (16,), "spare_pages": (0, 40), "max_num_seqs": (8,), "enable_prefix_caching": (True,)}
+    preemptions = cached_tokens = resumed = 0
+    for seed in range(60):
+        draw = random.Random(seed)
+        world = make_world(draw, SETUPS | RECURRENT | resuming)
+        for _ in range(300):
+            draw.choices((world.add, world.abort, world.step), weights=(1, 0.3, 5))[0]()
+            world.check()
+        world.drain()
+        preemptions += world.engine.stats().preemptions
+        cached_tokens += world.engine.stats().cached_prompt_tokens
+        resumed += world.runner.num_resumed
+    assert preemptions > 10
+    assert cached_tokens > 500
+    assert resumed > 30

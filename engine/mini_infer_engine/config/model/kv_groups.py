@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-KVGroupKind = Literal["full_attention", "sliding_window", "latent"]
+KVGroupKind = Literal["full_attention", "sliding_window", "latent", "recurrent_state"]
 
 _MOST_PADDING = 0.05
 """Share of layers that may stay unused in pages, of all layers and of those that retain all tokens. vLLM takes the
@@ -22,7 +22,10 @@ _MOST_TOKENS = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Layers that share a page table, because they retain keys and values of the same tokens."""
+    """Layers that share a page table, because they retain keys and values of the same tokens.
+
+    A group of the kind "recurrent_state" has no pages: its layers have one state for each sequence.
+    """
 
     kind: KVGroupKind
     layers: tuple[int, ...]
@@ -52,11 +55,15 @@ class KVCacheConfig:
     groups: tuple[KVGroup, ...]
     layers_per_page: int
     """Layers of a page. Groups with fewer layers leave the rest of their pages unused."""
+    state_group: KVGroup | None = None
+    """The layers with a recurrent state, which is in slots outside of the page pool; None if there are none."""
+    num_checkpoints: int = 0
+    """Slots for checkpoints of recurrent state, beside those of the running sequences."""
 
     @property
     def is_uniform(self) -> bool:
         """True if one page table serves all layers, and no page is freed before its sequence ends."""
-        return len(self.groups) == 1 and self.groups[0].window is None
+        return len(self.groups) == 1 and self.groups[0].window is None and self.state_group is None
 
     @property
     def places(self) -> tuple[tuple[int, int], ...]:
@@ -86,6 +93,8 @@ class KVCacheConfig:
             + ("all tokens" if group.window is None else f"a window of {group.window} tokens")
             for group in self.groups
         ]
+        if self.state_group is not None:
+            names.append(f"{len(self.state_group.layers)} layers with a recurrent state")
         counts = {name: names.count(name) for name in names}
         return ", ".join(name if count == 1 else f"{count} times {name}" for name, count in counts.items())
 

@@ -4,10 +4,12 @@ This file knows the fields and defaults of transformers 5 and of the older forms
 Fields that one architecture reads differently are in its own file under `models/`. It knows neither torch nor tensors.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from mini_infer_engine.config.json_fields import Fields
+from mini_infer_engine.config.model.recurrence import Mixer, Recurrence
 from mini_infer_engine.config.model.rope import RopeParameters, parse_rope, rope_object
 from mini_infer_engine.config.parallelism.pipeline_parallel import WHOLE, PipelineStage
 from mini_infer_engine.config.parallelism.tensor_parallel import ALONE, TensorParallel
@@ -45,6 +47,10 @@ class ModelConfig:
     mlp_bias: bool
     sliding_windows: tuple[int | None, ...]
     """Sliding window of each layer: tokens that a token sees, itself among them; None if it sees all before it."""
+    mixers: tuple[Mixer, ...] | None = None
+    """What mixes the tokens in each layer; None: attention in all layers."""
+    recurrence: Recurrence | None = None
+    """The shape of the layers whose mixer is recurrent; None if there are none."""
     activation: Activation = "silu"
     """Activation of the gate in the feed-forward block."""
     attention_scale: float
@@ -81,6 +87,18 @@ class ModelConfig:
     def layers(self) -> range:
         """The layers that are built: all, or a stage's."""
         return range(self.num_layers) if self.stage.layers is None else self.stage.layers
+
+    @property
+    def attention_layers(self) -> Sequence[int]:
+        """The layers that are built and have keys and values, in order: their places are those in the page pool."""
+        mixers = self.mixers
+        return self.layers if mixers is None else [layer for layer in self.layers if mixers[layer] == "attention"]
+
+    @property
+    def recurrent_layers(self) -> Sequence[int]:
+        """The layers that are built and have a recurrent state, in order: their places are those in its slots."""
+        mixers = self.mixers
+        return () if mixers is None else [layer for layer in self.layers if mixers[layer] == "recurrent"]
 
     @property
     def has_embeddings(self) -> bool:

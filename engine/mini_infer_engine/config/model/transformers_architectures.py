@@ -88,7 +88,7 @@ REFUSED = {
     "XGLMForCausalLM": _INTERFACE,
     "MambaForCausalLM": _STATE,
     "RwkvForCausalLM": "it keeps a recurrent state",
-    "Qwen3NextForCausalLM": _STATE,
+    "OlmoHybridForCausalLM": _STATE,
     "MiniCPM3ForCausalLM": "latent attention, whose keys and values differ in width",
     "DeepseekV32ForCausalLM": "an indexer chooses the keys it reads",
     "DbrxForCausalLM": "its experts are chosen by values that the host reads",

@@ -11,8 +11,11 @@ _TEXT_PARTS = (
     ("language_model.lm_head.", "lm_head."),
     ("model.language_model.", "model."),
     ("language_model.", "model."),
+    ("backbone.", "model."),
 )
-"""Prefixes of the text part of a model that reads images, the longest first, and their replacements."""
+"""Prefixes of the text part of a model that reads images, the longest first, and of Nemotron-H's layers, and their
+replacements.
+"""
 _BASE_PARTS = ("embed_tokens.", "layers.", "norm.")
 
 

@@ -16,7 +16,8 @@ from mini_infer_engine.layers.attention import Attention
 from mini_infer_engine.runtime.attention.eager import capped_scores, softmax_with_sinks
 from mini_infer_engine.runtime.attention.masks import additive
 from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs
-from mini_infer_engine.runtime.memory.kv_pool import KVPool, zeros
+from mini_infer_engine.runtime.memory.kv_pool import KVPool
+from mini_infer_engine.runtime.memory.zero_memory import zeros
 
 MOST_BYTES = 512 * 1024**2
 """Largest copy: larger batches are gathered a layer at a time."""

@@ -23,6 +23,7 @@ from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs, build_inp
 from mini_infer_engine.runtime.inputs.layer_progress import CountedLayers, MarkedAttention
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
+from mini_infer_engine.runtime.recurrent.torch_pass import TorchRecurrentPass
 from mini_infer_engine.runtime.stage_traffic import StageTraffic
 from mini_infer_engine.runtime.worker import ModelWorker
 from mini_infer_engine.sampling.logit_changes import build_logit_changes
@@ -206,6 +207,8 @@ class TorchExecutor:
         needs_all = every_token or len(inputs.sample_rows) == inputs.num_tokens
         attention: AttentionPass = self.attention.prepare(inputs, None if needs_all else inputs.sample_rows)
         attention = attention if layers is None else MarkedAttention(attention, layers.mark)
+        if self.pool.states is not None:
+            attention = TorchRecurrentPass(attention, self.pool.states, batch.rows, self.worker.device)
         if traffic is None or traffic.is_first:
             hidden = model.embed(self.ops, token_ids)
         else:

@@ -41,6 +41,7 @@ from mini_infer_engine.kernels.sampling.penalise import count_sampled, penalised
 from mini_infer_engine.kernels.sampling.token_mask import apply_token_masks
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.moe import SparseMoE
+from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.layers.packed import PackedMethod
 from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.ops.base import AttentionPass, ResidualState
@@ -65,6 +66,7 @@ from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs, build_inp
 from mini_infer_engine.runtime.inputs.layer_progress import LayerCounters, MarkedAttention
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
+from mini_infer_engine.runtime.recurrent.triton_pass import TritonRecurrentPass
 from mini_infer_engine.runtime.worker import ModelWorker
 
 log = logging.getLogger(__name__)
@@ -245,7 +247,8 @@ class CudaExecutor:
         """Compiles the norm that adds the partial sums of a product."""
         width, dtype = model.config.hidden_size, self.worker.dtype
         summands = torch.zeros((max(K_SPLITS), 1, width), dtype=dtype, device=self.worker.device)
-        norm = model.layers[0].post_attention_layernorm
+        norms = (module for module in model.modules() if isinstance(module, RMSNorm))
+        norm = next(norm for norm in norms if norm.weight.shape == (width,))
         for splits in K_SPLITS:
             add_rms_norm(summands[0].clone(), summands[:splits], norm.weight, norm.eps)
 
@@ -519,6 +522,8 @@ class CudaExecutor:
         if self.layers is not None and batch.report_layers is not None:
             batch.report_layers(self.layers.begin())
             attention = MarkedAttention(attention, self.layers.mark)
+        if self.pool.states is not None:
+            attention = TritonRecurrentPass(attention, self.pool.states, batch.rows, self.worker.device)
         if self.stage is None or self.stage.is_first:
             hidden = model.embed(self.ops, token_ids)
         else:

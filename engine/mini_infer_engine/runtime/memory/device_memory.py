@@ -26,6 +26,8 @@ class MemoryTag(StrEnum):
 
     WEIGHTS = "weights"
     KV_CACHE = "kv_cache"
+    RECURRENT_STATE = "recurrent_state"
+    """Slots of running sequences and checkpoints, where layers have a state instead of keys and values."""
     GRAPHS = "graphs"
     """Memory that captured CUDA graphs share. torch frees it with the last of them."""
     WORKSPACE = "workspace"

@@ -1,8 +1,9 @@
 """Chooses the KV groups of an engine: those of its model, or the uniform layout where a feature knows no other."""
 
 import logging
+from dataclasses import replace
 
-from mini_infer_engine.config.model.kv_groups import KVCacheConfig, kv_cache_config, uniform_kv_cache
+from mini_infer_engine.config.model.kv_groups import KVCacheConfig, KVGroup, kv_cache_config, uniform_kv_cache
 from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.config.options.settings import ResolvedSettings
 from mini_infer_engine.config.options.speculation import speculation_of
@@ -18,8 +19,12 @@ def choose_kv_groups(settings: ResolvedSettings, config: ModelConfig, *, moves_k
     """
     latents = class_of(config).caches_latents
     longest = min(settings.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
-    windows = [config.sliding_windows[layer] for layer in config.layers]
+    windows = [config.sliding_windows[layer] for layer in config.attention_layers]
     groups = kv_cache_config(windows, longest, caches_latents=latents)
+    if config.recurrence is not None:
+        groups = replace(uniform_kv_cache(len(windows)), state_group=_state_group(config))
+        log.info("KV groups: %s", groups)
+        return groups
     if groups.is_uniform:
         return groups
     obstacle = _obstacle(settings, config.stage.size, moves_kv=moves_kv)
@@ -28,6 +33,10 @@ def choose_kv_groups(settings: ResolvedSettings, config: ModelConfig, *, moves_k
         return groups
     log.info("KV cache retains the tokens behind sliding windows, too: %s", obstacle)
     return uniform_kv_cache(len(windows))
+
+
+def _state_group(config: ModelConfig) -> KVGroup:
+    return KVGroup("recurrent_state", tuple(config.recurrent_layers))
 
 
 def _obstacle(settings: ResolvedSettings, num_stages: int, *, moves_kv: bool) -> str | None:

@@ -6,7 +6,6 @@ All layers of a page lie together so that a page is one piece to copy, swap or s
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +14,8 @@ from mini_infer_engine.core.batch import PageCopy, Transfers
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory
 from mini_infer_engine.kv_transfer.transports.shared_memory import SharedArray
 from mini_infer_engine.models.kv_spec import SCALE_DTYPE, KVSpec
+from mini_infer_engine.runtime.memory.state_pool import StatePool
+from mini_infer_engine.runtime.memory.zero_memory import zeros
 
 
 class KVPool:
@@ -36,6 +37,8 @@ class KVPool:
         """
         self.spec = spec
         self.kv_cache = uniform_kv_cache(spec.num_layers) if kv_cache is None else kv_cache
+        self.states: StatePool | None = None
+        """The recurrent state of sequences, beside the pages; None if no layer has one."""
         self._is_shared = is_shared
         self._file: int | None = None
         self.num_pages = num_pages
@@ -162,12 +165,3 @@ class KVPool:
         if self._scratch.shape[0] < rows.shape[0]:
             self._scratch = self.half_pages.new_empty(rows.shape[0] * 5 // 4, self.half_pages.shape[1])
         return torch.index_select(self.half_pages, 0, rows, out=self._scratch[: rows.shape[0]])
-
-
-def zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns zeros, because attention multiplies masked values by 0 and 0 * NaN is NaN."""
-    if device.type != "cpu":
-        return torch.zeros(sizes, dtype=dtype, device=device)
-    # numpy has the kernel map zero pages, so that a pool costs memory only where it is used; torch.zeros writes all.
-    raw = np.zeros(int(np.prod(sizes)) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(raw).view(dtype).view(sizes)

@@ -11,16 +11,17 @@ CPU_KV_BYTES = 2 * 1000**3
 """Default on a CPU: enough for a demo and small models, small enough for a laptop."""
 
 
-def pages_for(kv_bytes: int, page_bytes: int, available_bytes: int) -> int:
-    """Returns the number of whole pages in `kv_bytes`, less a spare one.
+def pages_for(kv_bytes: int, page_bytes: int, available_bytes: int, state_bytes: int = 0) -> int:
+    """Returns the number of whole pages in `kv_bytes` less `state_bytes`, less a spare one.
 
     Raises:
         ModelError: the bytes are more than there are, or too few for two pages.
     """
     _check_available("kv_cache_memory", kv_bytes, available_bytes)
-    pages = kv_bytes // page_bytes - 1
+    pages = (kv_bytes - state_bytes) // page_bytes - 1
     if pages < 1:
-        raise ModelError(f"the KV cache gets {kv_bytes:,} bytes; at least {2 * page_bytes:,} are needed for two pages.")
+        needed = 2 * page_bytes + state_bytes
+        raise ModelError(f"the KV cache gets {kv_bytes:,} bytes; at least {needed:,} are needed for two pages.")
     return pages
 
 

@@ -1,0 +1,139 @@
+"""Manages pages and checkpoints where some layers have a recurrent state, such as Mamba's or a gated delta net's.
+
+The state of a running sequence is at its slot in the runner, begins as zeros with its first token and ends with it, so
+that a preempted sequence is recomputed. A prefix is hit where the attention layers have all of its pages and there is a
+checkpoint of the state after it. Passes run in the order of their launch: a checkpoint that a launched pass reads may
+be overwritten by a later one.
+
+Checkpoints are taken at the last whole page of a prompt and at the ends of its chunks, at the last whole page that a
+running sequence has computed, and where a prompt leaves a cached one: prompts that share a beginning, such as a system
+prompt, part there, and the next will do so too (Pan et al. 2024, Marconi, arXiv 2411.19379).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
+from mini_infer_engine.core.batch import Row
+from mini_infer_engine.core.kv_cache_manager import KVCacheManager
+from mini_infer_engine.core.prefix_cache import MISS, Hit
+from mini_infer_engine.core.sequence import Sequence
+from mini_infer_engine.core.state_checkpoints import StateCheckpoints
+from mini_infer_engine.core.step import Step
+
+
+@dataclass(slots=True)
+class _SequenceState:
+    """The checkpoints that one sequence uses."""
+
+    source: int | None = None
+    """The checkpoint from which its next row resumes."""
+    num_shared: int = 0
+    """Tokens at its beginning whose pages were cached when it was admitted."""
+    written: list[tuple[int, int]] = field(default_factory=list)
+    """The number of blocks and the slot of each checkpoint that launched passes write, and that has no key yet."""
+    newest: bytes | None = None
+    """The key of the last checkpoint that was taken while it decoded: the next one replaces it."""
+
+
+class RecurrentKVCacheManager(KVCacheManager):
+    """A `KVCacheManager` of one KV group with pages, beside layers with a recurrent state. It swaps nothing."""
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        num_checkpoints: int,
+        *,
+        enable_caching: bool = True,
+        record_events: bool = True,
+    ) -> None:
+        """Creates a pool of free pages and of unused checkpoints. Without checkpoints no prefix can be resumed, and
+        nothing is cached.
+        """
+        enable_caching = enable_caching and num_checkpoints > 0
+        super().__init__(num_pages, page_size, enable_caching=enable_caching, record_events=record_events)
+        self.checkpoints = StateCheckpoints(num_checkpoints)
+        self._blocks_per_page = page_size // BLOCK_SIZE_TOKENS
+        self._states: dict[Sequence, _SequenceState] = {}
+
+    def get_computed_blocks(self, sequence: Sequence) -> Hit:
+        """Returns the longest cached prefix of a waiting sequence after which there is a checkpoint."""
+        hit = super().get_computed_blocks(sequence)
+        num_blocks = hit.num_tokens // BLOCK_SIZE_TOKENS
+        count = self.checkpoints.longest(sequence.keys, num_blocks, self._blocks_per_page) if num_blocks else 0
+        return Hit(count * BLOCK_SIZE_TOKENS, hit.pages[: count // self._blocks_per_page], None) if count else MISS
+
+    def num_expected_cached(self, sequence: Sequence) -> int:
+        """Returns the known tokens from which a waiting sequence should resume, looked up once."""
+        if sequence.num_expected_cached is None:
+            sequence.num_expected_cached = self.get_computed_blocks(sequence).num_tokens
+        return sequence.num_expected_cached
+
+    def allocate_slots(self, step: Step, sequence: Sequence, hit: Hit, *, num_headroom_tokens: int) -> bool:
+        """Allocates pages for a waiting sequence, and retains the checkpoint from which it resumes."""
+        num_shared = super().get_computed_blocks(sequence).num_tokens
+        if not super().allocate_slots(step, sequence, hit, num_headroom_tokens=num_headroom_tokens):
+            return False
+        source = self.checkpoints.acquire(sequence.key(hit.num_tokens // BLOCK_SIZE_TOKENS - 1)) if hit.pages else None
+        self._states[sequence] = _SequenceState(source, num_shared - num_shared % self.page_size)
+        return True
+
+    def complete(self, step: Step) -> None:
+        """Adds the checkpoints that rows read and write to the rows of a pass that will be launched."""
+        super().complete(step)
+        read = []  # they are released after the last row: none of this pass's rows may write to them
+        for row, sequence in zip(step.batch.rows, step.sequences, strict=True):
+            state = self._states[sequence]
+            if state.source is not None:
+                row.state_source = state.source
+                read.append(state.source)
+                state.source = None
+            if self.is_caching:
+                row.checkpoints = list(self._reserve(row, sequence, state))
+        for slot in read:
+            self.checkpoints.release(slot)
+
+    def _reserve(self, row: Row, sequence: Sequence, state: _SequenceState) -> Iterator[tuple[int, int]]:
+        """Yields the number of tokens of the row after which a state is kept, and the slot for it."""
+        end = row.start + row.count
+        last = end if row.token_ids is None else min(end, sequence.num_prefill - 1)  # the last one is computed anyway
+        for boundary in sorted({min(state.num_shared, last), last - last % self.page_size}):
+            if not row.start < boundary or boundary % self.page_size:
+                continue
+            num_blocks = boundary // BLOCK_SIZE_TOKENS
+            if row.token_ids is not None and (key := sequence.key(num_blocks - 1)) in self.checkpoints:
+                self.checkpoints.touch(key)
+            elif (slot := self.checkpoints.reserve()) is not None:
+                state.written.append((num_blocks, slot))
+                yield boundary - row.start, slot
+
+    def cache_blocks(self, sequence: Sequence) -> None:
+        """Publishes the blocks of known tokens that launched passes compute, and the checkpoints after them."""
+        super().cache_blocks(sequence)
+        state = self._states.get(sequence)
+        if state is None or not state.written:
+            return
+        num_known = min(sequence.num_computed, len(sequence.token_ids)) // BLOCK_SIZE_TOKENS
+        known = [entry for entry in state.written if entry[0] <= num_known]
+        for num_blocks, slot in known:
+            key = sequence.key(num_blocks - 1)
+            is_new = self.checkpoints.publish(slot, key)
+            if is_new and num_blocks * BLOCK_SIZE_TOKENS > sequence.num_prefill:
+                if state.newest is not None:
+                    self.checkpoints.forget(state.newest)
+                state.newest = key
+        state.written = state.written[len(known) :]
+
+    def free(self, sequence: Sequence) -> None:
+        """Frees the pages of a sequence, and the checkpoints that it has not used or published."""
+        super().free(sequence)
+        state = self._states.pop(sequence, None)
+        if state is not None:
+            for slot in [slot for _, slot in state.written] + ([] if state.source is None else [state.source]):
+                self.checkpoints.release(slot)
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all cached blocks and checkpoints."""
+        super().reset_prefix_cache()
+        self.checkpoints.clear()

@@ -1,0 +1,1 @@
+"""Kernels of layers with a recurrent state: convolutions, updates by one token, and scans over chunks."""

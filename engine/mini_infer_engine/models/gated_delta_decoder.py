@@ -1,0 +1,206 @@
+"""Defines the layers of Qwen3-Next and Qwen3.5: gated delta nets, and attention whose output a gate weighs."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mini_infer_engine.config.json_fields import Fields
+from mini_infer_engine.config.model.model_config import ModelConfig, parse_activation, parse_decoder
+from mini_infer_engine.config.model.recurrence import GatedDeltaSpec, Mixer, mixers_by_layer
+from mini_infer_engine.config.model.rope import RopeParameters, parse_rope, rope_object
+from mini_infer_engine.layers.attention import Attention, AttentionBlock
+from mini_infer_engine.layers.gated_delta_net import GatedDeltaNet, GatedDeltaProjection
+from mini_infer_engine.layers.linear import Linear, PackedLinear
+from mini_infer_engine.layers.moe import SparseMoE
+from mini_infer_engine.layers.norm import RMSNorm
+from mini_infer_engine.layers.placement import Placement
+from mini_infer_engine.layers.recurrent import RecurrentBlock
+from mini_infer_engine.layers.rotary import partial_rotary_order
+from mini_infer_engine.models.causal_model import StoredWeights
+from mini_infer_engine.models.decoder import DecoderLayer
+from mini_infer_engine.models.recurrent_decoder import HybridModel, RecurrentLayer
+from mini_infer_engine.models.sparse_decoder import SparseLayer
+from mini_infer_engine.ops.base import AttentionPass, Ops, RecurrentPass, ResidualState
+from mini_infer_engine.ops.recurrence.gated_delta_rule import GATED_DELTA_RULE
+
+_KINDS: dict[str, Mixer] = {"linear_attention": "recurrent", "full_attention": "attention"}
+_DEFAULT_INTERVAL = 4
+_DEFAULT_HEAD_DIM = 256
+_DEFAULT_PARTIAL = 0.25
+
+
+class _HeadNorm(RMSNorm):
+    """A norm over single heads that are rotated in part."""
+
+    def __init__(self, config: ModelConfig, order: Tensor) -> None:
+        super().__init__(config.head_dim, config.rms_norm_eps, offset=config.norm_offset)
+        self._order = order
+
+    def checkpoint_tensors(self, path: str) -> dict[str, Placement]:
+        """Maps the checkpoint's weight to the order of `Rotary`."""
+        expand = partial(_reordered, self._order)
+        return {name: replace(placed, expand=expand) for name, placed in super().checkpoint_tensors(path).items()}
+
+
+class _GatedProjection(PackedLinear):
+    """The product of gates, queries, keys and values, in this order: `attend` reads the last three.
+
+    Checkpoints have the rows of each head's query and gate together, in `q_proj`.
+    """
+
+    def __init__(self, config: ModelConfig, order: Tensor) -> None:
+        self.gate_width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        parts = {"q_proj": 2 * self.gate_width, "k_proj": kv_width, "v_proj": kv_width}
+        super().__init__(config.hidden_size, parts, bias=config.qkv_bias)
+        self._head_dim, self._order = config.head_dim, order
+
+    def checkpoint_tensors(self, path: str) -> dict[str, Placement]:
+        """Maps checkpoint names to memory, and reorders the rows of queries, gates and keys."""
+        orders: dict[str, Callable[[Tensor], Tensor]] = {
+            "q_proj": self._gates_and_queries,
+            "k_proj": partial(_reordered, self._order),
+        }
+        tensors = super().checkpoint_tensors(path)
+        for name, placement in tensors.items():
+            if (order := orders.get(name.split(".")[-2])) is not None:
+                tensors[name] = replace(placement, expand=order)
+        return tensors
+
+    def _gates_and_queries(self, weight: Tensor) -> Tensor:
+        heads = weight.view(-1, 2, self._head_dim, *weight.shape[1:])
+        return torch.cat((heads[:, 1].flatten(0, 1), _reordered(self._order, heads[:, 0].flatten(0, 1))))
+
+
+def _reordered(order: Tensor, weight: Tensor) -> Tensor:
+    """Returns rows of whole heads with the dimensions of each head in another order."""
+    return weight.view(-1, len(order), *weight.shape[1:])[:, order].flatten(0, 1)
+
+
+class GatedAttention(Attention):
+    """Grouped-query attention whose output is weighed by a sigmoid (Qiu et al. 2025, arXiv 2505.06708)."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        order = partial_rotary_order(config.head_dim, self.rope.rotary_dim(config.head_dim))
+        self.qkv_proj: Linear = _GatedProjection(config, order)
+        self.q_norm, self.k_norm = _HeadNorm(config, order), _HeadNorm(config, order)
+
+
+class GatedAttentionLayer(SparseLayer):
+    """A layer with gated attention, and with a mixture of experts where the config has one."""
+
+    def make_attention(self, config: ModelConfig, layer: int) -> AttentionBlock:
+        """Returns gated attention."""
+        return GatedAttention(config, layer)
+
+    def attend(self, ops: Ops, state: ResidualState, attention: AttentionPass) -> tuple[Tensor, ResidualState]:
+        """Returns attention's output times the gates, and the residual state of the same tokens."""
+        block = self.self_attn
+        projected = self.project(ops, state)
+        gates, qkv = torch.split(projected, [block.out_width, projected.shape[1] - block.out_width], dim=1)
+        mixed = attention.attend(qkv.contiguous(), block)
+        if block.is_last and attention.logits_indices is not None:
+            gates, state = gates.index_select(0, attention.logits_indices), state.select(attention.logits_indices)
+        return mixed * gates.sigmoid(), state
+
+    def normed_products(self) -> list[tuple[RMSNorm, Linear]]:
+        """Returns no products: their rows have an order of their own."""
+        return []
+
+
+class GatedDeltaLayer(RecurrentLayer, SparseLayer):
+    """A layer with a gated delta net, and with a mixture of experts where the config has one."""
+
+    by_key_head: ClassVar[bool] = False
+    """True if checkpoints have the rows of each key head together."""
+
+    def make_recurrence(self, config: ModelConfig, layer: int) -> RecurrentBlock:
+        """Returns the gated delta net of this layer."""
+        assert isinstance(config.recurrence, GatedDeltaSpec)
+        return GatedDeltaNet(config, layer, config.recurrence, by_key_head=self.by_key_head)
+
+    def recur(self, projected: Tensor, recurrent: RecurrentPass) -> Tensor:
+        """Convolves queries, keys and values, applies the gated delta rule, and normalises and gates its output."""
+        block = self.recurrence
+        assert isinstance(block, GatedDeltaNet)
+        assert isinstance(block.in_proj, GatedDeltaProjection)
+        spec, tokens = block.spec, len(projected)
+        qkv, gates, strengths, decays = torch.split(projected, block.in_proj.widths, dim=1)
+        qkv = functional.silu(recurrent.convolve(qkv, block))
+        q, k, v = torch.split(qkv, [spec.key_width, spec.key_width, spec.value_width], dim=1)
+        log_decay = -block.A_log.exp() * functional.softplus(decays.float() + block.dt_bias)
+        inputs = (
+            q.reshape(tokens, -1, spec.key_dim),
+            k.reshape(tokens, -1, spec.key_dim),
+            v.reshape(tokens, -1, spec.value_dim),
+            log_decay,
+            strengths.sigmoid(),
+        )
+        out = recurrent.scan(GATED_DELTA_RULE, inputs, block)
+        normed: Tensor = block.norm(out, gates.reshape(out.shape))
+        return normed.flatten(1)
+
+
+class GatedDeltaModel(HybridModel):
+    """A decoder of gated delta nets, with gated attention in every few layers."""
+
+    layer_class: ClassVar[type[DecoderLayer]] = GatedAttentionLayer
+    recurrent_layer_class: ClassVar[type[DecoderLayer]] = GatedDeltaLayer
+    checkpoint_names: ClassVar[dict[str, str]] = {
+        ".recurrence.": ".linear_attn.",
+        ".shared_experts.": ".shared_expert.",
+        ".shared_gate.": ".shared_expert_gate.",
+    }
+
+    def read_names(self, checkpoint: StoredWeights) -> None:
+        """Finds out if experts are stored as stacks, as in Qwen3.5's files, or one by one."""
+        reads_stacks = any(name.endswith(".experts.gate_up_proj") for name in checkpoint.tensors)
+        for module in self.modules():
+            if isinstance(module, SparseMoE):
+                module.reads_stacks = reads_stacks
+
+    def is_unused(self, checkpoint_name: str) -> bool:
+        """True for the layers that predict several tokens, too: they are for speculation."""
+        return checkpoint_name.startswith("mtp.") or super().is_unused(checkpoint_name)
+
+
+def parse_gated_delta_decoder(fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> dict[str, Any]:
+    """Returns the arguments of the config, with transformers' defaults, which all of these models share."""
+    if fields.values.get("quantization_config") is not None:
+        raise fields.refuse("quantization_config", "only original weights of this architecture are supported yet.")
+    num_layers, interval = fields.size("num_hidden_layers"), fields.size("full_attention_interval", _DEFAULT_INTERVAL)
+    otherwise = ["full_attention" if (layer + 1) % interval == 0 else "linear_attention" for layer in range(num_layers)]
+    spec = GatedDeltaSpec(
+        num_key_heads=fields.size("linear_num_key_heads", 16),
+        num_value_heads=fields.size("linear_num_value_heads", 32),
+        key_dim=fields.size("linear_key_head_dim", 128),
+        value_dim=fields.size("linear_value_head_dim", 128),
+        kernel_size=fields.size("linear_conv_kernel_dim", 4),
+    )
+    if spec.num_value_heads % spec.num_key_heads:
+        raise fields.refuse("linear_num_value_heads", f"must be a multiple of {spec.num_key_heads} key heads.")
+    bias = fields.boolean("attention_bias", False)
+    different = {
+        "qkv_bias": bias,
+        "output_bias": bias,
+        "activation": parse_activation(fields),
+        "ropes": (_rope(fields),) * num_layers,
+        "norm_offset": 1.0,
+        "default_head_dim": _DEFAULT_HEAD_DIM,
+        "mixers": mixers_by_layer(fields, num_layers, _KINDS, otherwise),
+        "recurrence": spec,
+    }
+    return parse_decoder(fields, architecture, eos_token_ids, **different)
+
+
+def _rope(fields: Fields) -> RopeParameters:
+    """Returns the rotation, by default of the first quarter of a head; of text, which has one position a token."""
+    _, raw = rope_object(fields)
+    partial = raw.get("partial_rotary_factor", fields.values.get("partial_rotary_factor", _DEFAULT_PARTIAL))
+    fields = Fields(fields.path, {**fields.values, "partial_rotary_factor": partial})
+    return parse_rope(fields, fields.size("max_position_embeddings"), allows_partial=True)

@@ -1,0 +1,57 @@
+"""Decides what a model with recurrent layers does not support yet. A start with it is refused, with the remedy."""
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.model.model_config import ModelConfig
+from mini_infer_engine.config.options.settings import EngineSettings
+from mini_infer_engine.config.options.speculation import speculation_of
+from mini_infer_engine.core.request import Request
+from mini_infer_engine.models.sparse_decoder import SparseConfig
+
+
+def check_recurrent(settings: EngineSettings, config: ModelConfig, device_type: str, *, moves_kv: bool) -> None:
+    """Raises ModelError if the model has recurrent layers, and the engine is to do what those cannot do yet.
+
+    `moves_kv` says if keys and values go to other engines or come from them.
+    """
+    if config.recurrence is None:
+        return
+    obstacle = _obstacle(settings, moves_kv=moves_kv) or _gpu_obstacle(settings, config, device_type)
+    if obstacle is not None:
+        raise ModelError(f"{config.architecture} has layers with a recurrent state: {obstacle}.")
+
+
+def _gpu_obstacle(settings: EngineSettings, config: ModelConfig, device_type: str) -> str | None:
+    """Returns the option that recurrent layers do not support on GPUs, with the reason and the remedy, or None."""
+    if device_type == "cpu":
+        return None
+    if isinstance(config, SparseConfig) and not config.moe.is_gated:
+        return f"device = {device_type!r}: its experts have no gates, and no kernels for GPUs yet: set device = 'cpu'"
+    if not settings.enforce_eager:
+        return "enforce_eager: their passes are not recorded as CUDA graphs yet: add --enforce-eager"
+    return None
+
+
+def _obstacle(settings: EngineSettings, *, moves_kv: bool) -> str | None:
+    """Returns the option that recurrent layers do not support, with the reason and the remedy, or None."""
+    if settings.tensor_parallel_size > 1:
+        return "tensor_parallel_size: ranks cannot share them yet: leave it out"
+    if settings.pipeline_parallel_size > 1:
+        return "pipeline_parallel_size: stages cannot share them yet: leave it out"
+    if speculation_of(settings) is not None:
+        return "speculative_method: their state cannot go back behind rejected tokens yet: leave it out"
+    if settings.kv_swap_memory:
+        return (
+            "kv_swap_memory: their state is not copied to main memory yet: leave it out, and sequences are recomputed"
+        )
+    if moves_kv:
+        return "transfer_port: their state is not sent to other engines yet: leave it out"
+    if settings.quantization is not None:
+        return f"quantization = {settings.quantization!r}: their weights are not rounded yet: leave it out"
+    return None
+
+
+def request_obstacle(request: Request) -> str | None:
+    """Returns the reason why a model with recurrent layers cannot serve a request, or None."""
+    if request.beam_search is not None:
+        return "use_beam_search: beams cannot share the recurrent state of this model yet: ask without it"
+    return None
