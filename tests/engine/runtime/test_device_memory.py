@@ -29,7 +29,9 @@ def test_bytes_are_summed_by_tag_when_tensors_are_owned() -> None:
     memory.own(MemoryTag.WEIGHTS, [*weights, weights[0][:10]])
     memory.own(MemoryTag.KV_CACHE, [pages])
     memory.own(MemoryTag.WORKSPACE, [pages.view(-1)])  # the first tag of a storage stays its tag
-    assert memory.bytes_by_tag() == {"weights": 2_000_000, "kv_cache": 20, "graphs": 0, "workspace": 0}
+    totals = memory.bytes_by_tag()
+    assert {tag: size for tag, size in totals.items() if size} == {"weights": 2_000_000, "kv_cache": 20}
+    assert totals.keys() == {tag.value for tag in MemoryTag}
     assert str(memory) == "cpu: weights 0.00 GB, kv cache 0.00 GB"
 
 
@@ -51,14 +53,14 @@ def test_memory_goes_back_to_the_kernel_when_the_tag_of_a_pool_is_released() -> 
     pool = KVPool(spec, 64 * MIB // spec.page_bytes, CPU)
     memory.own(MemoryTag.KV_CACHE, [pool.storage])
     with memory.tag(MemoryTag.WORKSPACE):
-        workspace = torch.full((8 * MIB,), 2.0)
+        workspace = torch.full((10 * MIB,), 2.0)  # more than malloc ever keeps: its largest threshold is 32 MiB
     pool.storage.fill_(1)
     before = resident_bytes()
     assert memory.release(MemoryTag.KV_CACHE) == pool.storage.numel() * 4 > 64 * MIB
     assert before - resident_bytes() > 60 * MIB
     assert int(pool.storage.count_nonzero()) * 4 < 2 * 4096  # all whole memory pages
-    assert memory.release(MemoryTag.WORKSPACE) == 32 * MIB
-    assert before - resident_bytes() > 90 * MIB
+    assert memory.release(MemoryTag.WORKSPACE) == 40 * MIB
+    assert before - resident_bytes() > 98 * MIB
     assert workspace.untyped_storage().nbytes() == 0
     assert set(memory.bytes_by_tag().values()) == {0}
     assert memory.release(MemoryTag.WORKSPACE) == 0
@@ -83,8 +85,8 @@ def test_only_its_tag_loses_memory_when_an_engine_releases_one(tmp_path: Path, t
     assert counted["kv_cache"] == runner.pool.pages.numel() * 4
     assert 15_900_000 < counted["kv_cache"] <= 16_000_000
     assert counted["workspace"] > 0
-    assert counted["graphs"] == 0
+    assert counted["graphs"] == counted["recurrent_state"] == 0
     freed = runner.memory.release(tag)
     left = runner.memory.bytes_by_tag()
     assert left == counted | {tag.value: counted[tag] - freed}
-    assert freed > 0 or tag is MemoryTag.GRAPHS
+    assert freed > 0 or tag in (MemoryTag.GRAPHS, MemoryTag.RECURRENT_STATE)
