@@ -3,7 +3,6 @@
 from mini_infer_engine.config.model.architectures import HYBRIDS
 from mini_infer_engine.config.model.transformers_architectures import REFUSED
 from mini_infer_engine.models.support import ModelSupport, supported_models
-from tests.support.pooling_models import ENCODERS
 
 _HEAD = """\
 # Which models run, and from which code
@@ -59,8 +58,7 @@ _POOLING = """\
 ## Embeddings and scores
 All of the above make [embeddings](embeddings.md), and so do bare decoders of the same families; with a classification
 head they make classes and scores. Encoders run in the pooling engine. Their embeddings, scores and classes equal those
-of transformers on random tiny models, on a CPU ([test_encoders.py](../tests/engine/pooling/test_encoders.py)). Tested
-are the values of `model_type`:
+of transformers on random tiny models, on a CPU ([test_encoders.py](../tests/engine/pooling/test_encoders.py)).
 """
 _REFUSED = """\
 ## Refused
@@ -85,7 +83,10 @@ def page() -> str:
     models = supported_models()
     hybrids = [_row(model) for model in models if model.architecture in HYBRIDS]
     native = [_row(model) for model in models if model.implementation == "native" and model.architecture not in HYBRIDS]
-    through = [_row(model) for model in models if model.implementation == "transformers"]
+    through = [_row(model) for model in models if model.implementation == "transformers" and model.generates]
+    encoders = [
+        f"| `{model.architecture}` | `{model.model_type}` | {model.gpu} |" for model in models if not model.generates
+    ]
     refused = [f"| `{architecture}` | {reason} |" for architecture, reason in REFUSED.items()]
     links = {key: f"[{path.rpartition('/')[2]}](../tests/{path})" for key, path in _TESTS.items()}
     tests = [f"| {column} | {shown.format(**links)} |" for column, shown in _COLUMNS.items()]
@@ -108,7 +109,8 @@ def page() -> str:
             *through,
             "",
             _POOLING,
-            ", ".join(f"`{model_type}`" for model_type in sorted(ENCODERS)) + ".",
+            "| architecture | `model_type` | GPU |\n|---|---|---|",
+            *encoders,
             "",
             _REFUSED,
             "| architecture | reason |\n|---|---|",

@@ -9,6 +9,7 @@ from typing import Literal
 
 from mini_infer_engine.config.model.architectures import HYBRIDS, MODELS
 from mini_infer_engine.config.model.transformers_architectures import THROUGH_TRANSFORMERS, TransformersArchitecture
+from mini_infer_engine.config.pooling.read_pooler import ENCODERS
 from mini_infer_engine.gguf.architectures import ARCHITECTURES
 
 GpuSupport = Literal["yes", "eager", "untested"]
@@ -37,10 +38,12 @@ class ModelSupport:
     speculation: Sequence[str]
     """The values of `--speculative-method` that go with it, on one device."""
     cpu: bool = True
+    generates: bool = True
+    """False if it makes embeddings and scores alone, in the pooling engine."""
 
 
 def supported_models() -> list[ModelSupport]:
-    """Returns all architectures that are tested, native ones first."""
+    """Returns all architectures that are tested: native ones, those that run through transformers, encoders."""
     in_gguf = {_NAMED_LLAMA_IN_GGUF, *(each.name for each in ARCHITECTURES.values())}
     native = [
         ModelSupport(
@@ -55,7 +58,22 @@ def supported_models() -> list[ModelSupport]:
         )
         for name, module in MODELS.items()
     ]
-    return native + [_through_transformers(name, each) for name, each in THROUGH_TRANSFORMERS.items()]
+    through = [_through_transformers(name, each) for name, each in THROUGH_TRANSFORMERS.items()]
+    return native + through + [_encoder(name, model_type) for name, model_type in ENCODERS.items()]
+
+
+def _encoder(name: str, model_type: str) -> ModelSupport:
+    return ModelSupport(
+        architecture=name,
+        implementation="transformers",
+        model_type=model_type,
+        gpu="untested",
+        tensor_parallel=False,
+        quantised=False,
+        gguf=False,
+        speculation=(),
+        generates=False,
+    )
 
 
 def _through_transformers(name: str, architecture: TransformersArchitecture) -> ModelSupport:

@@ -27,7 +27,8 @@ def _row(model: ModelSupport) -> tuple[str, ...]:
     flags = (model.tensor_parallel, model.quantised, model.gguf)
     answers = ("yes" if flag else "no" for flag in flags)
     cpu = "yes" if model.cpu else "no"
-    return (model.architecture, model.implementation, cpu, model.gpu, *answers, ", ".join(model.speculation))
+    speculation = ", ".join(model.speculation) if model.generates else "generates no text: embeddings and scores"
+    return (model.architecture, model.implementation, cpu, model.gpu, *answers, speculation)
 
 
 def as_json() -> str:

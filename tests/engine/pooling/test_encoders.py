@@ -9,6 +9,7 @@ import transformers
 from torch.nn.functional import normalize
 
 from mini_infer_engine import LLM, PoolingParams, SamplingParams
+from mini_infer_engine.config.pooling.read_pooler import ENCODER_TYPES
 from tests.support.pooling_models import ENCODERS, TEXTS, pooling_llm, save_encoder, write_modules
 
 LONG = ["ab", "the names are sorted, which of them are the first?", "a", "join(left, right)"]
@@ -28,6 +29,10 @@ def embedded(llm: LLM, texts: list[str], **options: Any) -> torch.Tensor:
 def tokenized(folder: Path, *texts: str) -> Any:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     return tokenizer(*texts, return_tensors="pt")
+
+
+def test_each_encoder_that_is_listed_has_a_tiny_model() -> None:
+    assert ENCODERS.keys() == ENCODER_TYPES
 
 
 @pytest.mark.parametrize("model_type", ENCODERS)

@@ -13,13 +13,24 @@ from mini_infer_engine.config.pooling.sentence_transformers_files import (
 )
 
 CLASSIFIER = "ForSequenceClassification"
-ENCODER_TYPES = frozenset(
-    (
-        *("albert", "bert", "camembert", "deberta-v2", "distilbert", "electra", "ernie", "eurobert", "modernbert"),
-        *("mpnet", "nomic_bert", "roberta", "roformer", "xlm-roberta"),
-    )
-)
-"""Values of `model_type` whose models read texts in both directions."""
+ENCODERS = {
+    "AlbertModel": "albert",
+    "BertModel": "bert",
+    "CamembertModel": "camembert",
+    "DebertaV2Model": "deberta-v2",
+    "DistilBertModel": "distilbert",
+    "ElectraModel": "electra",
+    "ErnieModel": "ernie",
+    "EuroBertModel": "eurobert",
+    "ModernBertModel": "modernbert",
+    "MPNetModel": "mpnet",
+    "NomicBertModel": "nomic_bert",
+    "RobertaModel": "roberta",
+    "RoFormerModel": "roformer",
+    "XLMRobertaModel": "xlm-roberta",
+}
+"""Values of `model_type` whose models read texts in both directions, by the name of the model without a head."""
+ENCODER_TYPES = frozenset(ENCODERS.values())
 _FUNCTIONS: dict[str, Activation] = {"Sigmoid": "sigmoid", "Identity": "identity", "Softmax": "softmax"}
 _PROBLEMS: dict[str, Activation] = {
     "regression": "identity",
