@@ -413,7 +413,10 @@ def test_config_defaults_equal_those_of_transformers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, ["architectures", "GPT2LMHeadModel", "mini-infer models"]),
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            ["architectures", "GPT2LMHeadModel", "Qwen3ForCausalLM", "mini-infer models"],
+        ),
         ({"architectures": ...}, ["architectures", "supported"]),
         ({"hidden_size": ...}, ["hidden_size", "missing"]),
         ({"hidden_size": "64"}, ["hidden_size", "'64'", "integer"]),

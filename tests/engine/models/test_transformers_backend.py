@@ -145,6 +145,36 @@ def test_the_nearest_family_that_runs_is_named_when_an_architecture_is_unknown(
     assert "--model-impl" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "impl"),
+    [("llama", "Lama4ForCausalLM", "native"), ("cohere", "Cohere9ForCausalLM", "transformers")],
+)
+def test_the_flag_in_the_error_runs_a_model_when_its_architecture_has_another_name(
+    model_type: str, architecture: str, impl: str, tmp_path: Path
+) -> None:
+    if impl == "native":
+        save_tiny_model(tmp_path, model_type)
+    else:
+        save_model(tmp_path, model_type)
+    plain, _ = make_engine(tmp_path)
+    expected = generate(plain, PROMPTS[:1], 8)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    write_config(tmp_path, **(fields | {"architectures": [architecture], "model_type": "own"}))
+    with pytest.raises(ModelError, match="--hf-overrides") as refused:
+        make_engine(tmp_path)
+    flag = str(refused.value).partition("--hf-overrides '")[2].partition("'")[0]
+    engine, runner = make_engine(tmp_path, hf_overrides=flag)
+    assert runner.config.model_impl == impl
+    assert generate(engine, PROMPTS[:1], 8) == expected
+
+
+def test_no_flag_is_named_when_transformers_has_the_architecture(tmp_path: Path) -> None:
+    save_config(tmp_path, REFUSED["alibi"])
+    with pytest.raises(ModelError) as refused:
+        read_config(tmp_path)
+    assert "--hf-overrides" not in str(refused.value)
+
+
 def test_a_model_is_refused_when_its_rotations_grow_with_the_sequence(tmp_path: Path) -> None:
     dynamic = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}}
     save_config(tmp_path, Refused("arcee", "ArceeForCausalLM", "dynamic", dynamic))

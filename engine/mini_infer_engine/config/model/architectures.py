@@ -1,5 +1,6 @@
 """Names of architectures: which ones are served, and where in `config.json` their text model stands. No torch."""
 
+import json
 import logging
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -115,11 +116,20 @@ def nearest_model(architecture: str, among: Iterable[str] = MODELS) -> str:
     return names[get_close_matches(stem, same or ["llama"], n=1, cutoff=0.0)[0]]
 
 
-def nearest_that_runs(architecture: str) -> str:
-    """Returns a clause for users: the nearest architecture, by which code it runs, and where all others are listed."""
+def nearest_that_runs(architecture: str, *, is_unknown: bool) -> str:
+    """Returns sentences for users: the nearest architecture, by which code it runs, and the others.
+
+    `is_unknown` is True if nobody has code for this one, so that it may be another one under a new name.
+    """
     nearest = nearest_model(architecture, (*MODELS, *(name for name in THROUGH_TRANSFORMERS if name != architecture)))
     code = "by a file of ours" if nearest in MODELS else "through transformers"
-    return f"The nearest that runs is {nearest} ({code}, with --model-impl auto); `mini-infer models` lists all"
+    found = f"The nearest that runs is {nearest} ({code}, with --model-impl auto)"
+    if is_unknown:
+        fields: dict[str, object] = {"architectures": [nearest]}
+        if nearest not in MODELS:
+            fields["model_type"] = THROUGH_TRANSFORMERS[nearest].model_type
+        found += f": if the model is one of these under another name, --hf-overrides '{json.dumps(fields)}' runs it"
+    return f"{found}. `mini-infer models` lists all; by files of ours run {', '.join(MODELS)}."
 
 
 def _stem(architecture: str) -> str:

@@ -60,7 +60,8 @@ def parse_transformers_config(
     except UnsupportedError as error:
         raise fields.refuse(
             "architectures",
-            f"{architecture} does not run through transformers: {error}. {nearest_that_runs(architecture)}.",
+            f"{architecture} does not run through transformers: {error}. "
+            f"{nearest_that_runs(architecture, is_unknown=fields.values.get('model_type') not in CONFIG_MAPPING)}",
         ) from error
     first = found.calls[0]
     return TransformersConfig(
