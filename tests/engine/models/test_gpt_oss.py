@@ -91,7 +91,7 @@ def test_ranks_are_refused_by_name_when_they_cut_groups_of_mxfp4(
     quantised: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DecoderModel, "take_memory", None)
-    with pytest.raises(ModelError, match=r"16 of the experts' width.*groups of 32.*--enable-expert-parallel"):
+    with pytest.raises(ModelError, match=r"16 .*groups of 32.*--enable-expert-parallel"):
         ThreadGroup(quantised[0], 4)
 
 
@@ -147,7 +147,7 @@ def test_another_form_of_experts_is_refused_before_memory_is_taken(
         tiny_runner(tmp_path)
     save_tiny_model(tmp_path, "gpt_oss", **(SHAPE | {"intermediate_size": 48}))
     with_quantization(tmp_path, quant_method="mxfp4")
-    with pytest.raises(ModelError, match=r"48 of the experts' width.*groups of 32"):
+    with pytest.raises(ModelError, match=r"48 .*groups of 32"):
         tiny_runner(tmp_path)
 
 
