@@ -41,7 +41,9 @@ ENGINE_STEP_TOKENS = "mini_infer_engine_step_tokens"
 ENGINE_KV_USAGE = "mini_infer_engine_kv_usage_ratio"
 """Gauge: share of the page pool in use, 0 to 1 (as vllm:kv_cache_usage_perc)."""
 ENGINE_DEVICE_MEMORY = "mini_infer_engine_device_memory_bytes"
-"""Gauge: memory that the engine keeps on its device, by `tag`: weights, kv_cache, workspace, and on a GPU graphs."""
+"""Gauge: memory that the engine keeps on its device, by `tag`: weights, kv_cache, recurrent_state,
+workspace, and on a GPU graphs.
+"""
 ENGINE_KERNELS_INFO = "mini_infer_engine_kernels_info"
 """Gauge: always 1; labels say which kernels run, which are `disabled` by settings, why Hopper's are `off`."""
 ENGINE_DRAINING = "mini_infer_engine_draining"

@@ -10,7 +10,7 @@ from mini_infer_engine.kv_transfer.transports.shared_memory import SharedArray
 from mini_infer_engine.models.kv_spec import KVSpec
 from mini_infer_engine.runtime.memory.device_memory import DeviceMemory, MemoryTag
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
-from tests.support.tiny_models import save_tiny_model, tiny_runner
+from tests.support.tiny_models import LFM2, save_tiny_model, tiny_runner
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -29,9 +29,8 @@ def test_bytes_are_summed_by_tag_when_tensors_are_owned() -> None:
     memory.own(MemoryTag.WEIGHTS, [*weights, weights[0][:10]])
     memory.own(MemoryTag.KV_CACHE, [pages])
     memory.own(MemoryTag.WORKSPACE, [pages.view(-1)])  # the first tag of a storage stays its tag
-    totals = memory.bytes_by_tag()
-    assert {tag: size for tag, size in totals.items() if size} == {"weights": 2_000_000, "kv_cache": 20}
-    assert totals.keys() == {tag.value for tag in MemoryTag}
+    counted = {"weights": 2_000_000, "kv_cache": 20, "recurrent_state": 0, "graphs": 0, "workspace": 0}
+    assert memory.bytes_by_tag() == counted
     assert str(memory) == "cpu: weights 0.00 GB, kv cache 0.00 GB"
 
 
@@ -76,7 +75,7 @@ def test_shared_memory_is_freed_when_its_tag_is_released() -> None:
     assert os.fstat(shared.file).st_blocks == 0
 
 
-@pytest.mark.parametrize("tag", list(MemoryTag))
+@pytest.mark.parametrize("tag", [tag for tag in MemoryTag if tag is not MemoryTag.RECURRENT_STATE])
 def test_only_its_tag_loses_memory_when_an_engine_releases_one(tmp_path: Path, tag: MemoryTag) -> None:
     model = save_tiny_model(tmp_path, "qwen3")
     runner = tiny_runner(tmp_path)
@@ -85,8 +84,19 @@ def test_only_its_tag_loses_memory_when_an_engine_releases_one(tmp_path: Path, t
     assert counted["kv_cache"] == runner.pool.pages.numel() * 4
     assert 15_900_000 < counted["kv_cache"] <= 16_000_000
     assert counted["workspace"] > 0
-    assert counted["graphs"] == counted["recurrent_state"] == 0
+    assert counted["graphs"] == 0
     freed = runner.memory.release(tag)
     left = runner.memory.bytes_by_tag()
     assert left == counted | {tag.value: counted[tag] - freed}
-    assert freed > 0 or tag in (MemoryTag.GRAPHS, MemoryTag.RECURRENT_STATE)
+    assert freed > 0 or tag is MemoryTag.GRAPHS
+
+
+def test_the_states_of_a_hybrid_lose_their_memory_when_their_tag_is_released(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "lfm2", **LFM2)
+    runner = tiny_runner(tmp_path)
+    assert runner.pool.states is not None
+    counted, slots = runner.memory.bytes_by_tag(), runner.pool.states.slots
+    assert counted["recurrent_state"] == slots.num_bytes > 0
+    assert 15_900_000 < counted["kv_cache"] + counted["recurrent_state"] <= 16_000_000
+    assert runner.memory.release(MemoryTag.RECURRENT_STATE) == slots.num_bytes
+    assert runner.memory.bytes_by_tag() == counted | {"recurrent_state": 0}
