@@ -83,7 +83,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     trust_remote_code: Annotated[bool, Option(group=MODEL)] = False
     """Runs the code that a model's folder has beside its config.json where transformers lacks the architecture; only
     from a local folder."""
-    hf_overrides: Annotated[str | None, Option(group=MODEL, unit="JSON", default_text="none")] = None
+    hf_overrides: Annotated[str | None, _model(unit="JSON", default_text="none")] = None
     """A JSON object whose values replace those of config.json; objects in it are merged."""
     load_format: Annotated[Literal["auto", "safetensors", "dummy"], _model()] = "auto"
     """auto, safetensors: the model's weights; dummy: random ones, for benchmarks, where only config.json is needed."""
