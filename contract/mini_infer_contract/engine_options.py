@@ -26,10 +26,23 @@ _QUANTIZATION_HINTS = tuple(
 
 ToolCallParser = Literal[
     "auto", "none", "hermes", "qwen3_coder", "qwen3_xml", "llama3_json", "llama4_pythonic", "pythonic", "mistral",
-    "mistral_v11", "mistral_v13", "deepseek_v3", "deepseek_v31", "granite", "phi4_mini_json", "openai"
+    "mistral_v11", "mistral_v13", "deepseek_v3", "deepseek_v31", "granite", "phi4_mini_json", "openai",
+    "glm45", "glm47", "kimi_k2", "minimax_m2", "seed_oss", "functiongemma", "gemma4", "xlam"
 ]  # fmt: skip
 ModelImpl = Literal["auto", "native", "transformers", "vllm"]
-ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral", "openai_gptoss"]
+ReasoningParser = Literal[
+    "auto",
+    "none",
+    "qwen3",
+    "deepseek_r1",
+    "mistral",
+    "openai_gptoss",
+    "glm45",
+    "kimi_k2",
+    "minimax_m2",
+    "seed_oss",
+    "gemma4",
+]
 
 
 # Options that are fields of the resource's `engine` block, too; all others are declared as `Option(group=...)`.
@@ -76,8 +89,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """--quantization rounds the output layer, too, to the nearest; embeddings tied to it keep their own memory and
     dtype."""
     quantize_embeddings: Annotated[bool, _model()] = False
-    """--quantization rounds the embeddings, too, to int8 with a scale a token; where the output layer is tied to them,
-    it must be quantised, too."""
+    """--quantization rounds the embeddings, too, to int8 with a scale a token; an output
+    layer that is tied to them must be quantised, too."""
     model_impl: Annotated[ModelImpl, _model()] = "auto"
     """native: our code; transformers: that library's, with our attention; auto: native if there is one."""
     trust_remote_code: Annotated[bool, Option(group=MODEL)] = False
@@ -97,9 +110,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: Annotated[str | None, Option(group=MODEL, unit="FILE", default_text="the model's")] = None
     """A Jinja template, or its file, that replaces the model's; with it, base models without one serve chats, too."""
     tool_call_parser: Annotated[ToolCallParser, _model()] = "auto"
-    """Format of the model's tool calls; auto: as its chat template shows; none: requests with tools are refused."""
+    """Format of tool calls; auto: as the chat template shows; none: requests with tools are refused."""
     reasoning_parser: Annotated[ReasoningParser, _model()] = "auto"
-    """Format of the model's reasoning; auto: as its chat template shows; none: reasoning is a part of the answer."""
+    """Format of reasoning; auto: as the chat template shows; none: it is part of the answer."""
     enable_auto_tool_choice: Annotated[bool, Option(group=MODEL)] = True
     """Requests with tools may leave it to the model whether it calls one; vLLM's flag, which is off there."""
     max_model_len: Annotated[
@@ -154,9 +167,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     and head; int8 is the more precise; auto: as --dtype, or as the checkpoint says.
     """
     kv_swap_memory: Annotated[int, _batching(unit="SIZE", low=0, is_size=True, default_text="0, which is off")] = 0
-    """Main memory for pages of preempted sequences, used where copying them costs less than computing them again."""
+    """Main memory for pages of preempted sequences, used where copying costs less than recomputing."""
     gpu_memory_utilization: Annotated[float, _batching(unit="SHARE", low=0, low_is_allowed=False, high=1)] = 0.9
-    """Share of a GPU's memory for weights, activations and the page pool, whatever others on the same GPU hold."""
+    """Share of a GPU's memory for weights, activations and the page pool, whatever others there use."""
     enable_prefix_caching: Annotated[bool, _batching()] = True
     """Prompts share the KV pages of equal beginnings."""
     disable_hybrid_kv_cache_manager: Annotated[bool, Option(group=BATCHING)] = False
@@ -193,8 +206,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     that do not reach each other.
     """
     kv_transfer_bandwidth: Annotated[int | None, _transfer(unit="SIZE", low=1, is_size=True)] = None
-    """Most bytes a second that each rank moves to and from other engines, for a network that others use, too. Default:
-    as many as the transport can.
+    """Most bytes a second that each rank moves to and from other engines, for a shared network. Default: no limit.
     """
     kv_transfer_lease: Annotated[float, _transfer(unit="SECONDS", low=0.1, high=600)] = 10.0
     """Seconds for which keys and values are retained for an engine that does not renew its lease; six times as long,
@@ -204,8 +216,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Largest share of the KV cache's pages that is retained for such proxies: above it, the oldest leases end first.
     """
     kv_transfer_timeout: Annotated[float, _transfer(unit="SECONDS", low=0.01, high=3_600)] = 30.0
-    """Most seconds that another engine may take for a prompt; it is late sooner if it takes twice as long as measured
-    rates say.
+    """Most seconds that another engine may take for a prompt, and at most twice as long as measured rates say.
     """
     kv_transfer_fallback: Annotated[bool, _transfer()] = True
     """Computes a prompt that another engine does not deliver here, once; if off, its request ends with an error."""

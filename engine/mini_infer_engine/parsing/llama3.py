@@ -42,18 +42,21 @@ class Llama3Format(ToolFormat):
             elif marker == "[":
                 sink.content(source.take(1))
                 continue
-            yield from _read_calls(source, sink, names, lead, "," if is_list else _SEPARATOR)
+            yield from read_named_calls(source, sink, names, lead, "," if is_list else _SEPARATOR)
 
 
-def _read_calls(source: TextSource, sink: Sink, names: Container[str], lead: str, separator: str) -> Waiting[None]:
-    """Parses objects behind each other, with "," between them in a list. `lead` was read before; without a call it is
-    text.
+def read_named_calls(source: TextSource, sink: Sink, names: Container[str], lead: str, separator: str) -> Waiting[bool]:
+    """Parses objects behind each other, with "," between them in a list. Returns True if one is a call.
+
+    `lead` was read before; without a call it is text.
     """
+    has_call = False
     while (yield from source.peek()) == "{":
         text = yield from read_call(source, sink, names)
         if text is not None:
             lead += text
             break
+        has_call = True
         lead = yield from source.skip_space()
         if not (yield from source.accept(separator)):
             if separator == "," and (yield from source.accept("]")):
@@ -61,3 +64,4 @@ def _read_calls(source: TextSource, sink: Sink, names: Container[str], lead: str
             break
         lead += separator + (yield from source.skip_space())
     sink.content(lead)
+    return has_call

@@ -14,7 +14,7 @@ def begins_inside(markers: ReasoningFormat, continued_text: str, prompt_end: str
     Text further up in the prompt says nothing: a user may have written the marker.
     """
     is_open = continued_text.rfind(markers.begin) > continued_text.rfind(markers.end)
-    return is_open or prompt_end.rstrip().endswith(markers.begin)
+    return is_open or prompt_end.rstrip().endswith((markers.begin, (markers.begin + markers.label).rstrip()))
 
 
 def read_reasoning(
@@ -30,6 +30,9 @@ def read_reasoning(
     if is_inside:
         yield from source.skip_space()
         yield from source.accept(markers.begin)  # some models open it again
+    if markers.label:
+        yield from source.skip_space()
+        yield from source.accept_end(markers.label)
     ends = [markers.end] if call is None else [markers.end, call.marker]
     while (marker := (yield from source.until(ends, sink.reasoning))) is not None:
         if call is None or marker == markers.end:

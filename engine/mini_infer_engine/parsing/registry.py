@@ -5,20 +5,23 @@ from collections.abc import Iterable
 import msgspec
 
 from mini_infer_engine.parsing.deepseek import V3_FORM, V31_FORM, DeepSeekFormat
+from mini_infer_engine.parsing.gemma import FUNCTION_GEMMA, GEMMA4
 from mini_infer_engine.parsing.harmony import HARMONY_REASONING, HarmonyFormat
 from mini_infer_engine.parsing.hermes import HermesFormat
 from mini_infer_engine.parsing.json_list import JsonListFormat
+from mini_infer_engine.parsing.kimi import KimiFormat
 from mini_infer_engine.parsing.llama3 import Llama3Format
 from mini_infer_engine.parsing.mistral import LIST_FORM, NAME_AND_MARKER_FORM, NAME_FORM, MistralFormat
 from mini_infer_engine.parsing.pythonic import PythonicFormat
-from mini_infer_engine.parsing.qwen3_coder import Qwen3CoderFormat
+from mini_infer_engine.parsing.tagged import GLM45, GLM47, MINIMAX_M2, QWEN3_CODER, SEED_OSS
 from mini_infer_engine.parsing.tool_format import ReasoningFormat, ToolFormat
+from mini_infer_engine.parsing.xlam import XlamFormat
 
-_HERMES, _QWEN3_CODER, _PYTHONIC = HermesFormat(), Qwen3CoderFormat(), PythonicFormat()
+_PYTHONIC = PythonicFormat()
 TOOL_FORMATS: dict[str, ToolFormat] = {
-    "hermes": _HERMES,
-    "qwen3_coder": _QWEN3_CODER,
-    "qwen3_xml": _QWEN3_CODER,
+    "hermes": HermesFormat(),
+    "qwen3_coder": QWEN3_CODER,
+    "qwen3_xml": QWEN3_CODER,
     "llama3_json": Llama3Format(),
     "llama4_pythonic": _PYTHONIC,
     "pythonic": _PYTHONIC,
@@ -30,6 +33,14 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "deepseek_v3": DeepSeekFormat(V3_FORM),
     "deepseek_v31": DeepSeekFormat(V31_FORM),
     "openai": HarmonyFormat(),
+    "glm45": GLM45,
+    "glm47": GLM47,
+    "kimi_k2": KimiFormat(),
+    "minimax_m2": MINIMAX_M2,
+    "seed_oss": SEED_OSS,
+    "functiongemma": FUNCTION_GEMMA,
+    "gemma4": GEMMA4,
+    "xlam": XlamFormat(),
 }
 _THINK_TAGS = ReasoningFormat("<think>", "</think>")
 REASONING_FORMATS = {
@@ -37,6 +48,11 @@ REASONING_FORMATS = {
     "deepseek_r1": _THINK_TAGS,
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
     "openai_gptoss": HARMONY_REASONING,
+    "glm45": _THINK_TAGS,
+    "kimi_k2": _THINK_TAGS,
+    "minimax_m2": _THINK_TAGS,
+    "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),
+    "gemma4": ReasoningFormat("<|channel>", "<channel|>", label="thought\n"),
 }
 AUTO, NONE = "auto", "none"
 
@@ -108,6 +124,13 @@ def _chosen(option: str, requested: str, available: Iterable[str], shown: str | 
 
 _SHOWN_CALLS = (
     ("openai", (HARMONY_REASONING.begin, "<|call|>")),
+    ("glm47", ("<|observation|>", "</arg_key><arg_value>")),
+    ("glm45", ("<|observation|>", "<arg_key>")),
+    ("minimax_m2", ("<minimax:tool_call>",)),
+    ("seed_oss", ("<seed:tool_call>",)),
+    ("functiongemma", ("<start_function_call>", "<escape>")),
+    ("gemma4", ("<|tool_call>call:", '<|"|>')),
+    ("kimi_k2", ("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>")),
     ("qwen3_coder", ("<tool_call>", "<function=")),
     ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
     ("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
@@ -117,6 +140,7 @@ _SHOWN_CALLS = (
     ("mistral_v11", ("[TOOL_CALLS]",)),
     ("granite", ("<|tool_call|>", "JSON list")),
     ("phi4_mini_json", ("functools[",)),
+    ("xlam", ("make calls in a single JSON array", '"arguments"')),
     ("hermes", ("<tool_call>", '"name"')),
     ("llama4_pythonic", ("<|python_start|>",)),
     ("llama4_pythonic", ("<|header_start|>", "[func_name1(")),
@@ -138,6 +162,8 @@ _SHOWN_REASONING = (
     ("openai_gptoss", HARMONY_REASONING.begin),  # what ends it, ends every message, and those of other families
     ("qwen3", _THINK_TAGS.end),
     ("mistral", "[/THINK]"),
+    ("seed_oss", "</seed:think>"),
+    ("gemma4", "<channel|>"),
 )
 """Formats of reasoning, and texts in templates by which they are known."""
 

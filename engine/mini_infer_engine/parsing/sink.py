@@ -78,12 +78,13 @@ class Sink:
             self._has_emitted_content = True
             self._parts.append(Content(certain))
 
-    def begin_call(self, name: str) -> None:
-        """Begins a call of this function; its arguments follow."""
+    def begin_call(self, name: str, call_id: str | None = None) -> None:
+        """Begins a call of this function; its arguments follow. Makes an id if the model has written none."""
         if not self._has_emitted_content:
             self._buffered = ""
         self._end_arguments()
-        call_id = self._id_prefix + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(self._id_length))
+        if call_id is None:
+            call_id = self._id_prefix + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(self._id_length))
         self._parts.append(ToolCallBegin(self._num_calls, call_id, name))
         self._num_calls += 1
         self._skips_space = True

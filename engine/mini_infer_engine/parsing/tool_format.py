@@ -10,6 +10,29 @@ from mini_infer_engine.parsing.sink import Sink
 from mini_infer_engine.parsing.text_source import TextSource, Waiting
 
 
+class TaggedArguments(msgspec.Struct, frozen=True):
+    """Arguments in tags, one after the other: `before_key`, the key, `after_key`, the value, `after_value`.
+
+    Texts have no quotes; other values are JSON.
+    """
+
+    before_key: str
+    after_key: str
+    after_value: str
+
+
+class QuotedArguments(msgspec.Struct, frozen=True):
+    """KEY:VALUE with commas between, of which keys are bare and strings stand between two of `quote`, without escapes.
+    Objects and lists have the same form within brackets.
+    """
+
+    quote: str
+
+
+ArgumentStyle = Literal["json", "python"] | TaggedArguments | QuotedArguments
+"""Form of the arguments. JSON: an object; Python: KEY=VALUE with commas between."""
+
+
 class ToolCallFormat(msgspec.Struct, frozen=True, kw_only=True):
     """The texts around a call's name and its arguments, from which a grammar can constrain an output.
 
@@ -18,6 +41,8 @@ class ToolCallFormat(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     before_name: str = ""
+    has_number: bool = False
+    """True if a colon and the call's number stand between the name and `after_name`."""
     after_name: str
     after_arguments: str = ""
     separator: str = ""
@@ -27,10 +52,7 @@ class ToolCallFormat(msgspec.Struct, frozen=True, kw_only=True):
     """Text that begins calls in free text: the beginning of `calls_begin` and `before_name` together. If empty, the
     text before a name is too common, and calls begin where the name of a tool that may be called follows it.
     """
-    arguments: Literal["json", "xml", "python"] = "json"
-    """Form of the arguments. JSON: an object; XML: <parameter=KEY>VALUE</parameter> for each; Python: KEY=VALUE with
-    commas between.
-    """
+    arguments: ArgumentStyle = "json"
 
 
 class CallOpening(NamedTuple):
@@ -63,3 +85,5 @@ class ReasoningFormat(msgspec.Struct, frozen=True):
 
     begin: str
     end: str
+    label: str = ""
+    """Text behind `begin` that is no part of the reasoning."""

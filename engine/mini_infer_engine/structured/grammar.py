@@ -169,6 +169,15 @@ def literal(text: str, special_tokens: Mapping[str, int] | None = None) -> str:
     return json.dumps(text).replace("\x7f", "\\u007f")
 
 
+def text_up_to(name: str, end: str, special_tokens: Mapping[str, int]) -> str:
+    """Returns rules of Lark by which `name` matches any text and the first `end` behind it. They refer to TEXT."""
+    token = next((token for token in special_tokens if end.startswith(token)), None)
+    if token is None:
+        return f"{name}[lazy]: TEXT {literal(end)}\n"
+    terminal = name.upper()  # a special token is no text, but may be spelled out in letters
+    return f"{name}: {terminal} {literal(end, special_tokens)}\n{terminal}: TEXT & ~(TEXT {literal(token)} TEXT)\n"
+
+
 def _regex(pattern: str) -> str:
     """Returns a regex as a Lark literal."""
     escaped = re.sub(r"\\.|/|\n", lambda match: {"/": r"\/", "\n": r"\n"}.get(match[0], match[0]), pattern, flags=re.S)

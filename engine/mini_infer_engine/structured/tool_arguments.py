@@ -1,34 +1,62 @@
 """Builds rules of Lark for the arguments of one call, by the function's schema, in each of the formats' styles."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mini_infer_engine.parsing.base import Tool
-from mini_infer_engine.structured.grammar import Grammar, Whitespace, literal, of_json_object, of_json_schema
+from mini_infer_engine.parsing.tool_format import ArgumentStyle, QuotedArguments, TaggedArguments
+from mini_infer_engine.parsing.value_types import is_text, value_types
+from mini_infer_engine.structured.grammar import (
+    Grammar,
+    Whitespace,
+    literal,
+    of_json_object,
+    of_json_schema,
+    text_up_to,
+)
+from mini_infer_engine.structured.quoted_arguments import QuotedMembers, quoted_rules
 
 Refer = Callable[[Grammar], str]
 """Adds a grammar to the one that is being made; returns its name in rules."""
 
 _ANY_KEY = r"/[A-Za-z_][A-Za-z0-9_]*/"
-_PARAMETER_END = "\n</parameter>\n"
 _BLANKS = Whitespace(pattern=r" |\n[\x20\x09]{0,64}")
 """Whitespace in arguments as models are shown them: on one line, or a line for each."""
-SHARED_RULES = f"xml_text[lazy]: TEXT {literal(_PARAMETER_END)}\n"
-"""Rules that those of arguments refer to, in addition to TEXT."""
+
+
+def shared_rules(style: ArgumentStyle, special_tokens: Mapping[str, int]) -> str:
+    """Returns the rules that those of arguments refer to, in addition to TEXT."""
+    if isinstance(style, TaggedArguments):
+        return text_up_to("text_value", style.after_value, special_tokens)
+    return quoted_rules(style.quote, special_tokens) if isinstance(style, QuotedArguments) else ""
 
 
 class Arguments:
     """The arguments of one tool."""
 
-    def __init__(self, tool: Tool, refer: Refer, *, checks_schema: bool) -> None:
-        """Stores the tool. If `checks_schema` is False, any arguments are allowed."""
+    def __init__(
+        self,
+        tool: Tool,
+        refer: Refer,
+        special_tokens: Mapping[str, int],
+        rules: list[str],
+        *,
+        checks_schema: bool,
+    ) -> None:
+        """Adds rules of parts to `rules`. If `checks_schema` is False, any arguments are allowed."""
         self._tool = tool
         self._refer = refer
+        self._special_tokens = special_tokens
+        self._rules = rules
         self._checks_schema = checks_schema
 
-    def expression(self, style: str) -> str:
-        """Returns the right side of a rule in one of the styles of `ToolCallFormat.arguments`."""
-        return {"json": self._json, "xml": self._xml, "python": self._python}[style]()
+    def expression(self, style: ArgumentStyle) -> str:
+        """Returns the right side of a rule in one of the styles."""
+        if isinstance(style, TaggedArguments):
+            return self._tagged(style)
+        if isinstance(style, QuotedArguments):
+            return self._quoted(style)
+        return self._json() if style == "json" else self._python()
 
     def _json(self) -> str:
         if not self._checks_schema:
@@ -49,26 +77,29 @@ class Arguments:
         required = self._tool.parameters.get("required", ())
         return ((name, schema, name in required) for name, schema in properties.items())
 
-    def _xml(self) -> str:
+    def _tagged(self, style: TaggedArguments) -> str:
         if not self._checks_schema:
-            return f'("<parameter=" {_ANY_KEY} ">\\n" xml_text)*'
+            before, after = (literal(text, self._special_tokens) for text in (style.before_key, style.after_key))
+            return f"({before} {_ANY_KEY} {after} text_value)*"
         parts = []
         for name, schema, is_required in self._properties():
-            is_text = (
-                isinstance(schema, dict) and schema.get("type") == "string" and not schema.keys() & {"enum", "const"}
-            )
-            value = "xml_text" if is_text else f"{self._xml_value(schema)} {literal(_PARAMETER_END)}"
-            parts.append(f"({literal(f'<parameter={name}>' + chr(10))} {value}){'' if is_required else '?'}")
+            before = literal(style.before_key + name + style.after_key, self._special_tokens)
+            value = self._tagged_value(schema, literal(style.after_value, self._special_tokens))
+            parts.append(f"({before} {value}){'' if is_required else '?'}")
         return " ".join(parts)
 
-    def _xml_value(self, schema: Any) -> str:
-        """Matches a value. Strings have no quotes, also where only some are allowed."""
-        values = (
-            schema.get("enum", [schema["const"]] if "const" in schema else None) if isinstance(schema, dict) else None
-        )
-        if values and all(isinstance(value, str) for value in values):
-            return f"({' | '.join(map(literal, values))})"
-        return self._value(schema)
+    def _tagged_value(self, schema: Any, end: str) -> str:
+        """Matches a value and its end. Strings have no quotes, also where only some are allowed."""
+        if not is_text(value_types(schema)):
+            return f"{self._value(schema)} {end}"
+        known = schema.get("enum", [schema["const"]] if "const" in schema else []) if isinstance(schema, dict) else []
+        texts = ["null" if value is None else value for value in known]
+        return f"({' | '.join(map(literal, texts))}) {end}" if texts else "text_value"
+
+    def _quoted(self, style: QuotedArguments) -> str:
+        if not self._checks_schema:
+            return "any_members"
+        return QuotedMembers(self._tool, style.quote, self._special_tokens, self._refer, self._rules).expression()
 
     def _python(self) -> str:
         if not self._checks_schema:

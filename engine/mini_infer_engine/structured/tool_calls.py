@@ -6,7 +6,7 @@ from mini_infer_engine.parsing.base import OutputParsing, Tool
 from mini_infer_engine.parsing.tool_format import ToolCallFormat
 from mini_infer_engine.structured.grammar import TEXT, Grammar, literal, of_lark
 from mini_infer_engine.structured.params import GrammarRequest
-from mini_infer_engine.structured.tool_arguments import SHARED_RULES, Arguments
+from mini_infer_engine.structured.tool_arguments import Arguments, shared_rules
 
 
 def restricts(parsing: OutputParsing) -> bool:
@@ -35,6 +35,9 @@ def only_calls(parsing: OutputParsing, form: ToolCallFormat, special_tokens: Map
     return _Calls(form, parsing, special_tokens).alone()
 
 
+_NUMBER = "/[0-9]{1,6}/"
+
+
 class _Calls:
     """Rules of Lark for the calls of one request."""
 
@@ -45,10 +48,12 @@ class _Calls:
         self._is_one = not parsing.parallel_tool_calls or parsing.tool_choice == "named"
         self._is_free = parsing.tool_choice == "auto"
         self._inner: dict[str, Grammar] = {}
+        self._parts: list[str] = []
+        """Rules of parts of the arguments."""
         rules = [f"arguments{index}: {self._arguments(tool)}" for index, tool in enumerate(parsing.tools)]
         rules.append("call: " + " | ".join(f"{self._name(index)} {self._ending(index)}" for index in self._indices))
-        rules.append(SHARED_RULES + f"TEXT: {TEXT}")
-        self._rules = "\n".join(rules)
+        rules.append(shared_rules(form.arguments, special_tokens) + f"TEXT: {TEXT}")
+        self._rules = "\n".join(self._parts + rules)
 
     @property
     def _indices(self) -> range:
@@ -57,7 +62,8 @@ class _Calls:
     def _arguments(self, tool: Tool) -> str:
         """Matches arguments. If a tool is not strict, its schema is enforced only where a call is forced."""
         checks_schema = tool.strict or not self._is_free
-        return Arguments(tool, self._refer, checks_schema=checks_schema).expression(self._form.arguments) or '""'
+        arguments = Arguments(tool, self._refer, self._special_tokens, self._parts, checks_schema=checks_schema)
+        return arguments.expression(self._form.arguments) or '""'
 
     def _refer(self, grammar: Grammar) -> str:
         keyword = f"inner{len(self._inner)}_"
@@ -68,7 +74,10 @@ class _Calls:
         return literal(text, self._special_tokens)
 
     def _name(self, index: int) -> str:
-        return self._literal(self._tools[index].name + self._form.after_name)
+        name, after = self._tools[index].name, self._form.after_name
+        if not self._form.has_number:
+            return self._literal(name + after)
+        return f"{self._literal(name + ':')} {_NUMBER} {self._literal(after)}"
 
     def _ending(self, index: int) -> str:
         """Matches the end of a call, from its arguments on."""

@@ -32,6 +32,52 @@ DEEPSEEK_ROME = (
 )
 DEEPSEEK_ADD = f"<｜tool▁call▁begin｜>add<｜tool▁sep｜>{ADD[1]}<｜tool▁call▁end｜>"
 CODER_ROME = "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>"
+GLM_ROME = "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>"
+GLM_VALUES = {
+    "city": '\nNew\n"York"\n',
+    "days": "3",
+    "units": "null",
+    "where": '{"a": [1, null]}',
+    "rain": "true",
+    "level": "2",
+    "side": "5",
+}
+GLM_READ = (
+    "get_weather",
+    '{"city": "\\nNew\\n\\"York\\"\\n", "days": 3, "units": null, "where": {"a": [1, null]}, "rain": true, "level": 2, '
+    '"side": "5"}',
+)
+
+
+def glm(line_end: str) -> str:
+    arguments = (
+        f"<arg_key>{key}</arg_key>{line_end}<arg_value>{value}</arg_value>{line_end}"
+        for key, value in GLM_VALUES.items()
+    )
+    return f"<tool_call>get_weather{line_end}{''.join(arguments)}</tool_call>"
+
+
+KIMI_BEGIN, KIMI_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+KIMI_ROME = '<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Rome"}<|tool_call_end|>'
+KIMI_ADD = f"<|tool_call_begin|>functions.add:12 <|tool_call_argument_begin|> {ADD[1]} <|tool_call_end|>"
+INVOKE_ROME = '<invoke name="get_weather">\n<parameter name="city">Rome</parameter>\n</invoke>\n'
+INVOKE_ADD = '<invoke name="add">\n</invoke>\n'
+INVOKE_VALUES = (
+    '<invoke name="get_weather">\n'
+    + "".join(f'<parameter name="{key}">{value}</parameter>\n' for key, value in GLM_VALUES.items())
+    + "</invoke>\n"
+)
+SEED_ROME = "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Rome</parameter>\n</function>\n</seed:tool_call>"
+
+
+def minimax(*invokes: str) -> str:
+    return f"<minimax:tool_call>\n{''.join(invokes)}</minimax:tool_call>"
+
+
+GEMMA_ROME = '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>}<tool_call|>'
+GEMMA_ADD = '<|tool_call>call:add{a:1,b:[2,{c:<|"|>]}<|"|>}]}<tool_call|>'
+XLAM_ROME = '{"name": "get_weather", "arguments": {"city": "Rome"}}'
+XLAM_ADD = '{"name": "add", "arguments": ' + ADD[1] + "}"
 
 CASES: list[tuple[str, str, Read]] = [
     ("llama3_json", LLAMA_ROME, Read("", (ROME,))),
@@ -117,6 +163,71 @@ CASES: list[tuple[str, str, Read]] = [
     ),
     ("qwen3_coder", "<tool_call>\n<function=add>\n</function>\n</tool_call>", Read("", (("add", "{}"),))),
     ("qwen3_coder", "see <function=f> and <tool_call> </x>", Read("see <function=f> and <tool_call> </x>")),
+    ("glm45", GLM_ROME, Read("", (ROME,))),
+    ("glm47", GLM_ROME.replace("\n", ""), Read("", (ROME,))),
+    ("glm45", f"I look.\n{GLM_ROME}\n{GLM_ROME}\nDone.", Read("I look.\nDone.", (ROME, ROME))),
+    ("glm45", glm(""), Read("", (GLM_READ,))),
+    ("glm47", glm("\n"), Read("", (GLM_READ,))),
+    ("glm47", "<tool_call>add</tool_call><tool_call>add\n</tool_call>", Read("", (("add", "{}"), ("add", "{}")))),
+    ("glm45", GLM_ROME[: GLM_ROME.index("me<")], Read("", (("get_weather", '{"city": "Ro'),))),
+    ("glm45", GLM_ROME[:-4], Read("", (("get_weather", '{"city": "Rome"'),))),
+    ("glm45", "<tool_call> is a tag, <tool_call>add is none", Read("<tool_call> is a tag, <tool_call>add is none")),
+    ("kimi_k2", f"{KIMI_BEGIN}{KIMI_ROME}{KIMI_END}", Read("", (ROME,))),
+    ("kimi_k2", f"I look. {KIMI_BEGIN}\n{KIMI_ROME}\n{KIMI_ADD}\n{KIMI_END} Done.", Read("I look. Done.", (ROME, ADD))),
+    ("kimi_k2", KIMI_ROME, Read("", (ROME,))),
+    ("kimi_k2", KIMI_BEGIN + KIMI_ROME.replace("functions.get_weather:0", "get_weather "), Read("", (ROME,))),
+    ("kimi_k2", KIMI_BEGIN + KIMI_ROME[:-19], Read("", (("get_weather", '{"city": "Rome'),))),
+    ("kimi_k2", f"{KIMI_BEGIN} or <|tool_call_begin|>f", Read(f"{KIMI_BEGIN} or <|tool_call_begin|>f")),
+    ("minimax_m2", minimax(INVOKE_ROME), Read("", (ROME,))),
+    ("minimax_m2", f"I look. {minimax(INVOKE_ROME, INVOKE_ADD)} Done.", Read("I look. Done.", (ROME, ("add", "{}")))),
+    ("minimax_m2", minimax(INVOKE_ROME).replace("\n", ""), Read("", (ROME,))),
+    ("minimax_m2", minimax(INVOKE_VALUES), Read("", (GLM_READ,))),
+    ("minimax_m2", INVOKE_ROME, Read("", (ROME,))),
+    ("minimax_m2", minimax(INVOKE_ROME, INVOKE_ADD.replace("add", "unknown")), Read("", (ROME, ("unknown", "{}")))),
+    ("minimax_m2", minimax(INVOKE_ROME)[:-4], Read("", (ROME,))),
+    ("minimax_m2", minimax(INVOKE_ROME).partition("me<")[0], Read("", (("get_weather", '{"city": "Ro'),))),
+    ("minimax_m2", 'a <minimax:tool_call> or <invoke name="x">', Read('a <minimax:tool_call> or <invoke name="x">')),
+    ("seed_oss", SEED_ROME, Read("", (ROME,))),
+    ("seed_oss", f"I look. {SEED_ROME}\n{SEED_ROME} Done.", Read("I look. Done.", (ROME, ROME))),
+    ("gemma4", GEMMA_ROME, Read("", (ROME,))),
+    ("gemma4", f"I look. {GEMMA_ROME}{GEMMA_ADD} Done.", Read("I look. Done.", (ROME, ADD))),
+    ("gemma4", "<|tool_call>call:add{}<tool_call|>", Read("", (("add", "{}"),))),
+    (
+        "gemma4",
+        '<|tool_call>call:add{ s : <|"|>a "b",}\n<|"|>, <|"|>k:<|"|>:{x:[],y:{}},n:-1.5e3,t:true,z:null,w:two words,}'
+        "<tool_call|>",
+        Read(
+            "",
+            (
+                (
+                    "add",
+                    '{"s": "a \\"b\\",}\\n", "k:": {"x": [], "y": {}}, "n": -1.5e3, "t": true, "z": null, '
+                    '"w": "two words"}',
+                ),
+            ),
+        ),
+    ),
+    ("gemma4", GEMMA_ROME[: GEMMA_ROME.index("me<")], Read("", (("get_weather", '{"city": "Ro'),))),
+    ("gemma4", GEMMA_ROME[:-4], Read("", (ROME,))),
+    ("gemma4", "a <|tool_call> b <|tool_call>call: c", Read("a <|tool_call> b <|tool_call>call: c")),
+    (
+        "functiongemma",
+        "<start_function_call>call:get_weather{city:<escape>Rome<escape>}<end_function_call>",
+        Read("", (ROME,)),
+    ),
+    ("xlam", f"[{XLAM_ROME}]", Read("", (ROME,))),
+    ("xlam", f"I look. [{XLAM_ROME}, {XLAM_ADD}] Done.", Read("I look. Done.", (ROME, ADD))),
+    ("xlam", f"Well.</think>[{XLAM_ROME}]", Read("Well.</think>", (ROME,))),
+    ("xlam", f"So:\n```json\n[{XLAM_ROME}]\n```\nDone.", Read("So:\nDone.", (ROME,))),
+    ("xlam", f"```\n{XLAM_ROME}\n```", Read("", (ROME,))),
+    ("xlam", f"[TOOL_CALLS] [{XLAM_ROME}]", Read("", (ROME,))),
+    ("xlam", f"[{XLAM_ROME[:-4]}", Read("", (("get_weather", '{"city": "Rom'),))),
+    (
+        "xlam",
+        '```json\n[{"city": 1}]\n``` [1] {} [TOOL_CALLS]',
+        Read('```json\n[{"city": 1}]\n``` [1] {} [TOOL_CALLS]'),
+    ),
+    ("xlam", '[{"name": "Bob", "arguments": {}}]', Read('[{"name": "Bob", "arguments": {}}]')),
     ("pythonic", "[get_weather(city='Rome')]", Read("", (ROME,))),
     ("pythonic", '[get_weather(city="Rome"), add(a = 1,b=[2, {"c": "]}"}])]', Read("", (ROME, ADD))),
     ("pythonic", "I look: [get_weather(city='Rome')]\nDone.", Read("I look: Done.", (ROME,))),
@@ -152,7 +263,8 @@ def test_tool_calls_are_parsed_alike_for_any_pieces(name: str, text: str, expect
 def test_a_call_that_the_grammar_allows_is_parsed(name: str) -> None:
     form = TOOL_FORMATS[name].call_format
     calls = [
-        f"{form.before_name}{name}{form.after_name}{arguments}{form.after_arguments}" for name, arguments in (ROME, ADD)
+        f"{form.before_name}{name}{':0' if form.has_number else ''}{form.after_name}{arguments}{form.after_arguments}"
+        for name, arguments in (ROME, ADD)
     ]
     text = form.calls_begin + form.separator.join(calls) + form.calls_end
     assert text.startswith(form.trigger)
@@ -160,8 +272,22 @@ def test_a_call_that_the_grammar_allows_is_parsed(name: str) -> None:
 
 
 MARKS = sorted({mark for form in TOOL_FORMATS.values() for mark in form.markers})
-FRAGMENTS = [*MARKS, "<function=", "<parameter=", "</parameter>", "</function>", "```json", "add", "city", "x", "Rome"]
+FRAGMENTS = [
+    *MARKS,
+    "<function=",
+    "<invoke name=",
+    ">",
+    "<parameter=",
+    "</parameter>",
+    "</function>",
+    "```json",
+    "add",
+    "city",
+    "x",
+    "Rome",
+]
 FRAGMENTS += ['{"name": "add"', ', "arguments": ', '"parameters"', "{", "}", "[", "]", "(", ")", "=", ":", ",", ";"]
+FRAGMENTS += ["```", "get_weather", "Rome</arg_value>", "days"]
 FRAGMENTS += ['"', "'", "\\", "\\u00e9", "1", "null", "<", ">", " ", "\n", "<think>", "</think>"]
 
 
@@ -195,3 +321,16 @@ def test_tool_call_ids_are_unique_and_valid_for_templates(name: str, form: str) 
     ids = [part.id for part in parser.push(text) + parser.finish() if isinstance(part, ToolCallBegin)]
     assert len(set(ids)) == 3
     assert all(re.fullmatch(form, one) for one in ids)
+
+
+def test_kimi_calls_have_the_ids_that_the_model_wrote_when_they_differ() -> None:
+    parser = FormatParser(OutputFormats(tool_call_parser="kimi_k2"), OutputParsing(tools=TOOLS))
+    text = f"{KIMI_BEGIN}{KIMI_ROME}{KIMI_ADD}{KIMI_ROME}{KIMI_END}"
+    ids = [part.id for part in parser.push(text) + parser.finish() if isinstance(part, ToolCallBegin)]
+    assert ids[:2] == ["functions.get_weather:0", "functions.add:12"]
+    assert re.fullmatch(r"call_[a-zA-Z0-9]{24}", ids[2])
+
+
+def test_gemma_arguments_are_parsed_when_they_nest_deeply() -> None:
+    read = read_pieces(["<|tool_call>call:add{a:" + "[" * 5000], OutputFormats(tool_call_parser="gemma4"), TOOLS)
+    assert read.calls == (("add", '{"a": ' + "[" * 5000),)

@@ -28,6 +28,27 @@ def test_reasoning_is_parsed_apart_when_text_comes_in_pieces(name: str) -> None:
         assert read_pieces(pieces, FORMATS, (), prompt_end) == expected, pieces
 
 
+GEMMA = {
+    "by the model": ("<|turn>model\n", "<|channel>thought\nWell.\n<channel|>Yes.", Read("Yes.", reasoning="Well.")),
+    "nothing": ("<|turn>model\n", "<|channel>thought\n<channel|>Yes.", Read("Yes.")),
+    "closed by the prompt": ("<|turn>model\n<|channel>thought\n<channel|>", "Yes.", Read("Yes.")),
+    "opened by the prompt": (
+        "<|turn>model\n<|channel>thought\n",
+        "Well.<channel|>Yes.",
+        Read("Yes.", reasoning="Well."),
+    ),
+    "not at all": ("<|turn>model\n", "Yes.", Read("Yes.")),
+    "cut in the label": ("<|turn>model\n", "<|channel>thou", Read()),
+}
+
+
+@pytest.mark.parametrize("name", GEMMA)
+def test_the_label_of_a_channel_is_no_reasoning_when_text_comes_in_pieces(name: str) -> None:
+    prompt_end, text, expected = GEMMA[name]
+    for pieces in [[text], *cuts(text, seed=len(name), count=4)]:
+        assert read_pieces(pieces, OutputFormats(reasoning_parser="gemma4"), (), prompt_end) == expected, pieces
+
+
 HERMES_CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 CODER_CALL = "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>"
 ROME = ("get_weather", '{"city": "Rome"}')
@@ -44,6 +65,12 @@ CALLS_IN_THINKING = {
     ),
     "cut in the marker": ("hermes", "I look. <tool_c", Read(reasoning="I look. <tool_c")),
     "cut behind it": ("hermes", "I look. <tool_call>\n", Read(reasoning="I look. <tool_call>\n")),
+    "a call as Kimi writes it": (
+        "kimi_k2",
+        "I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+        '{"city": "Rome"}<|tool_call_end|><|tool_calls_section_end|>',
+        Read("", (ROME,), "I look."),
+    ),
     "after thinking": ("hermes", f"I look.</think>{HERMES_CALL}", Read("", (ROME,), "I look.")),
 }
 

@@ -29,6 +29,17 @@ TEMPLATES = {
     'formatted as functools[{"name": [function name], ...}]': "phi4_mini_json",
     "'<|start|>assistant<|channel|>analysis<|message|>' thinking '<|end|>' calls '<|call|>'": "openai",
     "'<|start_header_id|>' '<|channel|>analysis<|message|>'": None,
+    "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value> ... '<|observation|>'": "glm45",
+    "<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value> ... '<|observation|>'": "glm47",
+    "<|tool_calls_section_begin|> <|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>{{ arguments }}": "kimi_k2",
+    "{%- set toolcall_begin_token = '<minimax:tool_call>' -%} <invoke name=\"tool-name-1\">": "minimax_m2",
+    "{%- set toolcall_begin_token = '<seed:tool_call>' -%} \\n<function=example_function_name>": "seed_oss",
+    "{{- '<start_function_call>call:' + function['name'] + '{' -}} {{ '<escape>' + argument + '<escape>' }}": (
+        "functiongemma"
+    ),
+    "{{- '<|tool_call>call:' + function['name'] + '{' -}} {{- '<|\"|>' + argument + '<|\"|>' -}}": "gemma4",
+    "<|start_header_id|> make calls in a single JSON array: "
+    '[{"name": "tool_call_name", "arguments": {"arg1": "value1"}}] "parameters"': "xlam",
     "<tool_call>function_name\n<arg_key>key</arg_key>": None,
     "<|im_start|>{{ message.role }}": None,
 }
@@ -44,6 +55,8 @@ def test_the_reasoning_parser_is_detected_from_the_template() -> None:
     assert output_formats(["[THINK] ... [/THINK]"]).reasoning_parser == "mistral"
     assert output_formats(["<|channel|>analysis<|message|> ... <|end|>"]).reasoning_parser == "openai_gptoss"
     assert output_formats(["<|user|> ... <|end|>"]).reasoning_parser is None
+    assert output_formats(["think_end_token = '</seed:think>'"]).reasoning_parser == "seed_oss"
+    assert output_formats(["'<|channel>thought\\n<channel|>'"]).reasoning_parser == "gemma4"
     assert output_formats(["plain", "templates"]).reasoning_parser is None
 
 

@@ -8,8 +8,9 @@ import pytest
 from mini_infer_engine.dry.vocabulary import EOS_TOKEN_IDS, TURN_START_ID
 from mini_infer_engine.parsing.base import OutputParsing, Tool
 from mini_infer_engine.parsing.registry import TOOL_FORMATS, OutputFormats
-from mini_infer_engine.parsing.tool_format import ToolCallFormat
+from mini_infer_engine.parsing.tool_format import QuotedArguments, TaggedArguments, ToolCallFormat
 from mini_infer_engine.structured.grammar import Grammar, of_choice
+from mini_infer_engine.structured.limits import GrammarError
 from mini_infer_engine.structured.params import GrammarRequest
 from mini_infer_engine.structured.tool_calls import calls_or_answer, restricts
 from tests.engine.parsing.support import read_pieces
@@ -28,12 +29,31 @@ FORMS = {name: form.call_format for name, form in TOOL_FORMATS.items()}
 def call(form: ToolCallFormat, name: str, arguments: str) -> str:
     """The arguments are told as JSON, and written as the format has them."""
     values = json.loads(arguments)
-    if form.arguments == "xml":
+    if isinstance(style := form.arguments, TaggedArguments):
         texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
-        arguments = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
+        arguments = "".join(
+            f"{style.before_key}{key}{style.after_key}{text}{style.after_value}" for key, text in texts.items()
+        )
+    if isinstance(form.arguments, QuotedArguments):
+        arguments = gemma_members(values, form.arguments.quote)
     if form.arguments == "python":
         arguments = ", ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
-    return f"{form.before_name}{name}{form.after_name}{arguments}{form.after_arguments}"
+    number = ":0" if form.has_number else ""
+    return f"{form.before_name}{name}{number}{form.after_name}{arguments}{form.after_arguments}"
+
+
+def gemma_members(values: dict[str, object], quote: str) -> str:
+    return ",".join(f"{key}:{gemma_value(value, quote)}" for key, value in values.items())
+
+
+def gemma_value(value: object, quote: str) -> str:
+    if isinstance(value, str):
+        return f"{quote}{value}{quote}"
+    if isinstance(value, dict):
+        return "{" + gemma_members(value, quote) + "}"
+    if isinstance(value, list):
+        return f"[{','.join(gemma_value(item, quote) for item in value)}]"
+    return json.dumps(value)
 
 
 def calls(form: ToolCallFormat, *texts: str) -> str:
@@ -129,7 +149,7 @@ VALID = (
 INVALID = ({}, {"unit": "k"}, {"text": "a"}, {"unit": "c", "days": "x"}, {"unit": "c", "place": {"y": 1}})
 
 
-@pytest.mark.parametrize("name", ["qwen3_coder", "pythonic"])
+@pytest.mark.parametrize("name", ["qwen3_coder", "pythonic", "glm45", "minimax_m2", "functiongemma", "gemma4"])
 def test_separate_properties_match_their_own_schemas(name: str) -> None:
     form = FORMS[name]
     grammar = grammar_of(form, tools=(Tool("f", TYPED, strict=True),), tool_choice="required")
@@ -142,6 +162,95 @@ def test_separate_properties_match_their_own_schemas(name: str) -> None:
         assert not accepts(grammar, calls(form, call(form, "f", json.dumps(arguments)))), arguments
     assert accepts(optional, calls(form, call(form, "f", "{}")))
     assert accepts(optional, calls(form, call(form, "f", '{"text": "x", "days": 1}')))
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "glm47", "minimax_m2", "seed_oss"])
+def test_tagged_texts_have_no_quotes_when_they_may_be_null_or_have_no_type(name: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": ["string", "null"]}, "b": {}, "c": {"enum": ["x", None]}},
+        "required": ["a", "b", "c"],
+    }
+    form, tools = FORMS[name], (Tool("f", schema, strict=True),)
+    text = calls(form, call(form, "f", '{"a": "Rome", "b": "5", "c": null}'))
+    assert accepts(grammar_of(form, tools=tools, tool_choice="required"), text)
+    read = read_pieces([text], OutputFormats(tool_call_parser=name), tools)
+    assert json.loads(read.calls[0][1]) == {"a": "Rome", "b": "5", "c": None}
+
+
+NESTED = {
+    "type": "object",
+    "properties": {
+        "tree": {"$ref": "#/$defs/tree"},
+        "tags": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 2},
+        "sizes": {"type": "object", "additionalProperties": {"type": "integer"}},
+        "any": {},
+    },
+    "required": ["tree"],
+    "$defs": {
+        "tree": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "under": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
+            "required": ["name"],
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("name", ["functiongemma", "gemma4"])
+def test_nested_quoted_arguments_match_their_schemas_and_are_parsed(name: str) -> None:
+    form, tools = FORMS[name], (Tool("f", NESTED, strict=True),)
+    grammar = grammar_of(form, tools=tools, tool_choice="required")
+    for valid in (
+        {"tree": {"name": "a, {b}:"}},
+        {"tree": {"name": "a", "under": [{"name": "b", "under": []}, {"name": "c"}]}, "tags": ["x", "y"]},
+        {"tree": {"name": "a"}, "sizes": {"m": 1, "n": 2}, "any": {"x": [True, None, -1.5, "z", {}]}},
+    ):
+        text = calls(form, call(form, "f", json.dumps(valid)))
+        assert accepts(grammar, text), text
+        read = read_pieces([text], OutputFormats(tool_call_parser=name), tools)
+        assert [json.loads(arguments) for _, arguments in read.calls] == [valid]
+    for invalid in (
+        {"tree": {"under": []}},
+        {"tree": {"name": 1}},
+        {"tree": {"name": "a"}, "tags": []},
+        {"tree": {"name": "a"}, "tags": ["x", "y", "z"]},
+        {"tree": {"name": "a"}, "sizes": {"m": "1"}},
+    ):
+        assert not accepts(grammar, calls(form, call(form, "f", json.dumps(invalid)))), invalid
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"properties": {"a": {"type": "string", "pattern": "x+"}}}, "pattern"),
+        ({"properties": {"a": {"$ref": "#/$defs/none"}}}, "ref"),
+        ({"properties": {"a": {"anyOf": 5}}}, "anyOf"),
+        ({"properties": {"a": {"type": "object", "required": 5}}}, "required"),
+    ],
+)
+def test_quoted_arguments_are_refused_when_a_strict_schema_cannot_be_enforced(schema: object, keyword: str) -> None:
+    tool = msgspec.convert({"name": "f", "parameters": schema, "strict": True}, Tool)
+    with pytest.raises(GrammarError, match=keyword):
+        grammar_of(FORMS["gemma4"], tools=(tool,), tool_choice="required")
+
+
+def test_quoted_strings_end_at_a_special_token_when_the_quote_is_one() -> None:
+    special = {'<|"|>': TURN_START_ID}
+    parsing = OutputParsing(tools=(WEATHER,), tool_choice="named")
+    grammar = calls_or_answer(parsing, FORMS["gemma4"], None).build(special)
+    begin, end = [*b"<|tool_call>call:get_weather{city:", TURN_START_ID, *b"Rome"], [*b"}<tool_call|>"]
+    assert accepts(grammar, [*begin, TURN_START_ID, *end])
+    assert not accepts(grammar, [*begin, *b'<|"|>', *end])
+
+
+def test_text_ends_at_a_special_token_when_the_tag_is_one() -> None:
+    form = TOOL_FORMATS["glm47"].call_format
+    special = {"</arg_value>": TURN_START_ID}
+    grammar = calls_or_answer(OutputParsing(tools=(WEATHER,), tool_choice="named"), form, None).build(special)
+    begin = [*b"<tool_call>get_weather<arg_key>city</arg_key><arg_value>Rome"]
+    assert accepts(grammar, [*begin, TURN_START_ID, *b"</tool_call>"])
+    assert not accepts(grammar, [*begin, *b"</arg_value></tool_call>"])
 
 
 def test_a_special_token_trigger_cannot_be_spelled_as_text() -> None:
