@@ -19,7 +19,8 @@ def test_a_newcomer_has_room_when_others_have_taken_all_that_they_may(takes: lis
             taken[client] += amount
     assert budget.used == sum(taken.values())
     if max(taken.values()) <= LIMIT * ALPHA // (ALPHA + 1):
-        assert budget.used <= LIMIT * 3 * ALPHA // (3 * ALPHA + 1) + 1 or budget.take(1, "newcomer")
+        assert budget.used <= LIMIT - LIMIT // (ALPHA + 1) ** 3
+        assert budget.take(1, "newcomer")
 
 
 def test_a_client_leaves_a_part_when_it_takes_as_much_as_it_may() -> None:
@@ -27,12 +28,21 @@ def test_a_client_leaves_a_part_when_it_takes_as_much_as_it_may() -> None:
     while budget.take(10, "greedy"):
         pass
     assert budget.used == LIMIT * ALPHA // (ALPHA + 1)
-    assert budget.take(LIMIT - budget.used, "other")
+    assert not budget.take(LIMIT - budget.used, "other")
+    assert budget.take(160, "other")
     assert not budget.take(1, "other")
-    budget.give_back(budget.used - 800, "other")
+    budget.give_back(160, "other")
     budget.give_back(800, "greedy")
     assert budget.used == 0
     assert not budget._by_client
+
+
+def test_several_clients_leave_a_part_when_their_amounts_are_large() -> None:
+    budget = FairBudget(LIMIT)
+    assert budget.take(400, "a")
+    assert not budget.take(600, "b")
+    assert budget.take(480, "b")
+    assert budget.take(90, "newcomer")
 
 
 def test_one_alone_has_room_when_it_takes_more_than_the_limit() -> None:

@@ -1,20 +1,21 @@
 """Shares a limited amount among clients, so that one of them never takes what all others need. Pure.
 
 The rule is that of "Dynamic queue length thresholds for shared-memory packet switches" (Choudhury and Hahne, 1998): a
-client may have at most `ALPHA` times what is free. One client alone gets four fifths; n greedy ones leave a share of
-1 / (4 n + 1) to those that come after them.
+client may have at most `ALPHA` times what is free. Amounts are large here, not packets, so that what counts is free
+after an allocation: each client leaves a fifth of what it finds. One client alone gets four fifths; n greedy ones that
+take turns leave a share of 1 / (4 n + 1) to those that come after them.
 """
 
 from collections import Counter
 from typing import Final
 
 ALPHA: Final = 4
-"""Multiple of the free amount that one client may have."""
+"""Multiple of what is left free that one client may have."""
 
 
 def has_room(own: int, used: int, more: int, limit: int) -> bool:
     """True if a client that has `own` of the `used` amount may have `more`."""
-    return used + more <= limit and own + more <= ALPHA * (limit - used)
+    return own + more <= ALPHA * (limit - used - more)
 
 
 class FairBudget:
