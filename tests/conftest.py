@@ -112,7 +112,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes long first; in each worker the same order. With --turn, costly tests of other turns are left out."""
+    """Sorts what takes long first, in each worker alike. With --turn, costly tests of other turns are left out."""
     if (turn := config.getoption("--turn")) is not None:
         out = left_out([item.nodeid for item in items], read_costs(COSTS.read_text()), turn)
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in out])

@@ -109,7 +109,7 @@ def test_experts_compute_their_tokens(
 def test_experts_with_biases_and_a_limit_compute_their_tokens(
     tokens: int, experts: int, top_k: int, hidden: int, width: int, dtype: torch.dtype, grouped: bool, form: str
 ) -> None:
-    """As gpt-oss's do, on all ranks or with one expert elsewhere, whose summands are zero."""
+    """Experts have biases as gpt-oss's do, on all ranks or with one expert elsewhere, whose summands are zero."""
     x = normal(tokens, hidden, dtype=dtype)
     stacks: list[torch.Tensor | GroupedWeight] = [
         normal(experts, 2 * width, hidden, dtype=dtype) / hidden**0.5,

@@ -47,7 +47,7 @@ class NoAttention:
 
 
 class Layer:
-    """What a pass reads of a recurrent block, the second of three."""
+    """The part of a recurrent block that a pass reads, the second of three."""
 
     layer = 1
 

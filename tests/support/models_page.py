@@ -20,7 +20,7 @@ _COLUMNS = {
     "GGUF": "{gguf}",
     "speculation": "{features}, {backend}",
 }
-"""What shows each column, by the tests of `_TESTS`."""
+"""The tests that show each column, by the keys of `_TESTS`."""
 _TESTS = {
     "models": "engine/models/test_models.py",
     "backend": "engine/models/test_transformers_backend.py",

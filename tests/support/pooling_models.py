@@ -51,7 +51,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "roformer": {"embedding_size": 64},
     "xlm-roberta": _ONE_TYPE,
 }
-"""What the shape of each kind of encoder has beside `_ENCODER`."""
+"""The fields of each kind of encoder's shape beside `_ENCODER`."""
 TEXTS = ["Which names are sorted?", "def add(left: int, right: int) -> int:", "Join"]
 
 

@@ -79,7 +79,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     hidden_size: int = 0
     """Width of the model's hidden states."""
     pooler: PoolerConfig = LAST_TOKEN
-    """What a pooling request computes."""
+    """The pooler of a model, which computes the result of a pooling request."""
     output_room: int = 1
     """Tokens of the context that a prompt must leave free."""
     kv_transport: str = ""

@@ -171,8 +171,6 @@ class GatedDeltaModel(HybridModel):
 
 def parse_gated_delta_decoder(fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> dict[str, Any]:
     """Returns the arguments of the config, with transformers' defaults, which all of these models share."""
-    if fields.values.get("quantization_config") is not None:
-        raise fields.refuse("quantization_config", "only original weights of this architecture are supported yet.")
     num_layers, interval = fields.size("num_hidden_layers"), fields.size("full_attention_interval", _DEFAULT_INTERVAL)
     otherwise = ["full_attention" if (layer + 1) % interval == 0 else "linear_attention" for layer in range(num_layers)]
     spec = GatedDeltaSpec(

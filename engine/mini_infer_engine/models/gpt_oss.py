@@ -16,7 +16,7 @@ from mini_infer_engine.config.model.rope import parse_rope
 from mini_infer_engine.layers.moe import MoESpec
 from mini_infer_engine.layers.stacked_moe import StackedMoE
 from mini_infer_engine.models.decoder import DecoderLayer
-from mini_infer_engine.models.sparse_decoder import SparseConfig, SparseLayer, SparseModel
+from mini_infer_engine.models.sparse_decoder import SparseConfig, SparseLayer, SparseModel, experts_per_token
 
 _DEFAULT_THETA = 150_000.0
 _DEFAULTS: dict[str, Any] = {
@@ -69,9 +69,7 @@ class GptOssForCausalLM(SparseModel):
             values["rope_parameters"] = _DEFAULT_ROPE
         fields = Fields(fields.path, values)
         num_layers, num_experts = fields.size("num_hidden_layers"), fields.size("num_local_experts", 128)
-        top_k = fields.size("num_experts_per_tok", 4)
-        if top_k > num_experts:
-            raise fields.refuse("num_experts_per_tok", f"must be at most num_local_experts = {num_experts}.")
+        top_k = experts_per_token(fields, 4, num_experts, "num_local_experts")
         moe = MoESpec(
             hidden_size=fields.size("hidden_size"),
             intermediate_size=fields.size("intermediate_size"),

@@ -16,7 +16,7 @@ from mini_infer_engine.models.decoder import DecoderLayer
 from mini_infer_engine.models.granite import granite_fields, scaled_to_residual
 from mini_infer_engine.models.mamba2_layer import Mamba2Layer
 from mini_infer_engine.models.recurrent_decoder import HybridModel
-from mini_infer_engine.models.sparse_decoder import SparseConfig, SparseLayer
+from mini_infer_engine.models.sparse_decoder import SparseConfig, SparseLayer, experts_per_token
 
 _KINDS: dict[str, Mixer] = {
     "mamba": "recurrent",
@@ -87,8 +87,6 @@ class GraniteMoeHybridForCausalLM(HybridModel):
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
         """Reads the config with transformers' defaults, and Granite's multipliers as its dense models do."""
-        if fields.values.get("quantization_config") is not None:
-            raise fields.refuse("quantization_config", "only original weights of this architecture are supported yet.")
         num_layers, longest = fields.size("num_hidden_layers"), fields.size("max_position_embeddings", 2048)
         rotation = fields.values.get("position_embedding_type")
         if rotation not in (None, "rope", "nope"):
@@ -106,9 +104,7 @@ class GraniteMoeHybridForCausalLM(HybridModel):
         if fields.optional_integer("num_local_experts") == 0:
             return ModelConfig(**common)
         num_experts = fields.size("num_local_experts", 8)
-        top_k = fields.size("num_experts_per_tok", 2)
-        if top_k > num_experts:
-            raise fields.refuse("num_experts_per_tok", f"must be at most num_local_experts = {num_experts}.")
+        top_k = experts_per_token(fields, 2, num_experts, "num_local_experts")
         moe = MoESpec(
             hidden_size=fields.size("hidden_size"),
             intermediate_size=fields.size("intermediate_size"),

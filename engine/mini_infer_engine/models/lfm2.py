@@ -67,8 +67,6 @@ def parse_lfm2(
     """Returns the arguments of the config, for MLPs of this width; older files have names of their own for some
     fields.
     """
-    if fields.values.get("quantization_config") is not None:
-        raise fields.refuse("quantization_config", "only original weights of this architecture are supported yet.")
     num_layers = fields.size("num_hidden_layers")
     attending = fields.values.get("full_attn_idxs")
     attending = range(num_layers) if attending is None else attending

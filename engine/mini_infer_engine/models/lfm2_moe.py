@@ -7,7 +7,7 @@ from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.layers.moe import MoESpec
 from mini_infer_engine.models.decoder import DecoderLayer
 from mini_infer_engine.models.lfm2 import Lfm2ForCausalLM, Lfm2Layer, parse_lfm2
-from mini_infer_engine.models.sparse_decoder import SparseConfig, SparseLayer
+from mini_infer_engine.models.sparse_decoder import SparseConfig, SparseLayer, experts_per_token
 
 
 class Lfm2MoeAttentionLayer(SparseLayer):
@@ -36,9 +36,8 @@ class Lfm2MoeForCausalLM(Lfm2ForCausalLM):
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
         """Reads the config with transformers' defaults."""
-        num_experts, top_k = fields.size("num_experts", 32), fields.size("num_experts_per_tok", 4)
-        if top_k > num_experts:
-            raise fields.refuse("num_experts_per_tok", f"must be at most num_experts = {num_experts}.")
+        num_experts = fields.size("num_experts", 32)
+        top_k = experts_per_token(fields, 4, num_experts, "num_experts")
         moe = MoESpec(
             hidden_size=fields.size("hidden_size"),
             intermediate_size=fields.size("moe_intermediate_size", 1792),

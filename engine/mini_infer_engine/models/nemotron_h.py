@@ -192,8 +192,6 @@ class NemotronHForCausalLM(HybridModel):
         """Reads the config with transformers' defaults. Time steps have the limits of `time_step_limit`, as in NVIDIA's
         own code and in vLLM; transformers has those of prompts be at least `time_step_min`.
         """
-        if fields.values.get("quantization_config") is not None:
-            raise fields.refuse("quantization_config", "only original weights of this architecture are supported yet.")
         layers = _layer_types(fields)
         eps = fields.number("layer_norm_epsilon", 1e-5)
         renamed = {new: fields.values[old] for old, new in _OLDER_NAMES.items() if old in fields.values}

@@ -7,7 +7,7 @@ from mini_infer_engine.config.model.model_config import ModelConfig, parse_activ
 from mini_infer_engine.layers.moe import MoESpec
 from mini_infer_engine.models.decoder import DecoderLayer
 from mini_infer_engine.models.qwen2 import qwen_windows
-from mini_infer_engine.models.sparse_decoder import SparseConfig, SparseLayer, SparseModel
+from mini_infer_engine.models.sparse_decoder import SparseConfig, SparseLayer, SparseModel, experts_per_token
 
 
 class Qwen3MoeLayer(SparseLayer):
@@ -26,9 +26,7 @@ class Qwen3MoeForCausalLM(SparseModel):
         """Reads the config with transformers' defaults."""
         # The hub's files say num_experts, those that transformers 5 writes num_local_experts.
         num_experts = fields.size("num_local_experts", fields.size("num_experts", 128))
-        top_k = fields.size("num_experts_per_tok", 8)
-        if top_k > num_experts:
-            raise fields.refuse("num_experts_per_tok", f"must be at most num_experts = {num_experts}.")
+        top_k = experts_per_token(fields, 8, num_experts, "num_experts")
         moe = MoESpec(
             hidden_size=fields.size("hidden_size"),
             intermediate_size=fields.size("moe_intermediate_size", 768),

@@ -8,7 +8,7 @@ from mini_infer_engine.layers.moe import MoESpec
 from mini_infer_engine.models.decoder import DecoderLayer
 from mini_infer_engine.models.gated_delta_decoder import GatedDeltaLayer, GatedDeltaModel, parse_gated_delta_decoder
 from mini_infer_engine.models.qwen3_moe import sparse_layers
-from mini_infer_engine.models.sparse_decoder import SparseConfig
+from mini_infer_engine.models.sparse_decoder import SparseConfig, experts_per_token
 
 
 class Qwen3NextLayer(GatedDeltaLayer):
@@ -34,9 +34,8 @@ class Qwen3NextForCausalLM(GatedDeltaModel):
 
 def parse_gated_moe(fields: Fields, *, num_experts: int, top_k: int, normalizes_top_k: bool) -> MoESpec:
     """Returns the shape of a mixture with one shared expert that a gate weighs; the numbers are defaults."""
-    num_experts, top_k = fields.size("num_experts", num_experts), fields.size("num_experts_per_tok", top_k)
-    if top_k > num_experts:
-        raise fields.refuse("num_experts_per_tok", f"must be at most num_experts = {num_experts}.")
+    num_experts = fields.size("num_experts", num_experts)
+    top_k = experts_per_token(fields, top_k, num_experts, "num_experts")
     return MoESpec(
         hidden_size=fields.size("hidden_size"),
         intermediate_size=fields.size("moe_intermediate_size", 512),

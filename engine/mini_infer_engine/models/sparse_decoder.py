@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.json_fields import Fields
 from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.layers.mlp import GatedMLP
 from mini_infer_engine.layers.moe import MoESpec, SparseMoE
@@ -20,6 +21,16 @@ class SparseConfig(ModelConfig):
     moe: MoESpec
     sparse_layers: frozenset[int]
     """Layers with a mixture; the others have a plain MLP."""
+
+
+def experts_per_token(fields: Fields, default: int, num_experts: int, named: str) -> int:
+    """Returns the number of experts that compute each token. Raises ModelError if there are fewer experts, whose number
+    is the field `named`.
+    """
+    top_k = fields.size("num_experts_per_tok", default)
+    if top_k > num_experts:
+        raise fields.refuse("num_experts_per_tok", f"must be at most {named} = {num_experts}.")
+    return top_k
 
 
 class SparseLayer(DecoderLayer):

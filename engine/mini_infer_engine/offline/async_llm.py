@@ -4,41 +4,29 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any
 
 from mini_infer_engine.offline import vllm_surface
 from mini_infer_engine.offline.async_engine import AsyncEngine, EngineDeadError
 from mini_infer_engine.offline.engine_args import EngineArgs
-from mini_infer_engine.offline.loaded_model import load_model
 from mini_infer_engine.offline.metrics import Counter, Gauge
+from mini_infer_engine.offline.offline_model import OfflineModel
 from mini_infer_engine.offline.outputs import RequestOutput
 from mini_infer_engine.offline.pending import PendingRequest
 from mini_infer_engine.offline.pooling import Pooled, PoolingOutput, PoolingParams, PoolingReader, PoolingRequestOutput
 from mini_infer_engine.offline.prompts import Prompt
-from mini_infer_engine.offline.requests import Params, RequestMaker
+from mini_infer_engine.offline.requests import Params
 
 
-class AsyncLLM:
+class AsyncLLM(OfflineModel):
     """A model and its engine, which computes the prompts of all tasks of an event loop together."""
 
     def __init__(self, engine_args: EngineArgs) -> None:
         """Loads a model, which blocks. Raises ValueError if the model or a setting is at fault."""
-        self.settings = engine_args.settings
-        self._model = load_model(self.settings)
-        self._requests = RequestMaker(self._model.text, self._model.info)
+        super().__init__(engine_args)
         self._engine = AsyncEngine(self._model)
         self._pending: dict[str, PendingRequest] = {}
         weakref.finalize(self, self._engine.stop)
-
-    @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs, **others: Any) -> Self:
-        """Loads a model, as vLLM's users write it. Keywords of vLLM's are accepted at values that request nothing."""
-        vllm_surface.refuse_others("from_engine_args", others, vllm_surface.FROM_ENGINE_ARGS, cls.__name__)
-        return cls(engine_args)
-
-    def __getattr__(self, name: str) -> Any:
-        """Raises AttributeError for an unknown attribute; it says what to use in place of one of vLLM's."""
-        raise vllm_surface.attribute_error(type(self).__name__, name)
 
     async def generate(
         self,

@@ -44,11 +44,6 @@ class EngineThread:
         self._engine, self._deliver = engine, deliver
         self._thread.start()
 
-    @property
-    def is_alive(self) -> bool:
-        """True until the thread is stopped or the engine has ended."""
-        return self._thread.is_alive()
-
     def add(self, request: Request) -> None:
         """Adds a request between two steps. One that the engine refuses ends with an error that says why."""
 

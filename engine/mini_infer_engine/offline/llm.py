@@ -13,19 +13,19 @@ from tqdm import tqdm
 from mini_infer_engine.offline import vllm_surface
 from mini_infer_engine.offline.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from mini_infer_engine.offline.engine_args import EngineArgs
-from mini_infer_engine.offline.loaded_model import load_model
 from mini_infer_engine.offline.metrics import Counter, Gauge
+from mini_infer_engine.offline.offline_model import OfflineModel
 from mini_infer_engine.offline.outputs import RequestOutput
 from mini_infer_engine.offline.pending import PendingRequest
 from mini_infer_engine.offline.pooling_calls import PoolingCalls
 from mini_infer_engine.offline.prompts import OfflinePrompt, Prompt
 from mini_infer_engine.offline.reply import Reply
-from mini_infer_engine.offline.requests import Message, Params, RequestMaker
+from mini_infer_engine.offline.requests import Message, Params
 from mini_infer_engine.offline.sampling_params import SamplingParams
 from mini_infer_engine.offline.stepped_engine import SteppedEngine
 
 
-class LLM(PoolingCalls):
+class LLM(OfflineModel, PoolingCalls):
     """A model and its engine. Calls of several threads wait for each other."""
 
     def __init__(self, model: str | PathLike[str], **settings: Any) -> None:
@@ -33,22 +33,17 @@ class LLM(PoolingCalls):
 
         Raises a ValueError that says why model or settings are at fault, and TypeError for an unknown keyword.
         """
-        self.settings = EngineArgs(model, **settings).settings
-        self._model = load_model(self.settings)
+        super().__init__(EngineArgs(model, **settings))
         self._engine, self.model_info = self._model.engine, self._model.info
         self._encoder = self._model.text.encoder
-        self._requests = RequestMaker(self._model.text, self.model_info)
         self._stepped = SteppedEngine(self._model)
         self._engine_lock = threading.Lock()
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+    def from_engine_args(cls, engine_args: EngineArgs, **others: Any) -> Self:
         """Loads the model of `engine_args`, as `LLM(...)` does with their keywords."""
+        vllm_surface.refuse_others("from_engine_args", others, vllm_surface.FROM_ENGINE_ARGS)
         return cls(**engine_args.keywords)
-
-    def __getattr__(self, name: str) -> Any:
-        """Raises AttributeError for an unknown attribute; it says what to use in place of one of vLLM's."""
-        raise vllm_surface.attribute_error(type(self).__name__, name)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forgets the cached prefixes of earlier prompts; returns True. Nothing runs between calls, so the flags do

@@ -31,7 +31,7 @@ class PoolingParams(msgspec.Struct, kw_only=True):
     dimensions: int | None = None
     """Numbers of an embedding; None for all."""
     use_activation: bool | None = None
-    """Whether embeddings are normalised and scores made probabilities; None leaves it to the model."""
+    """True if embeddings are normalised and scores made probabilities; None leaves it to the model."""
     task: Literal["embed", "classify"] | None = None
     """The kind of result, for `LLM.encode`; None for the model's."""
 

@@ -1,5 +1,6 @@
 """`LLM.embed`, `classify`, `encode` and `score`, with vLLM's names. Knows no engine: `LLM` runs the requests."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,21 +24,21 @@ from mini_infer_engine.offline.pooling import (
 )
 from mini_infer_engine.offline.prompts import Prompt
 from mini_infer_engine.offline.requests import RequestMaker
-from mini_infer_engine.text.pooled_prompts import Pair
-from mini_infer_engine.text.pooled_result import cosine
+from mini_infer_engine.text.pooled_prompts import pairs_of
+from mini_infer_engine.text.pooled_result import similarities
 from mini_infer_prompts.prompt import PromptEncoder
 
 
-class PoolingCalls:
+class PoolingCalls(ABC):
     """The part of `LLM` that answers with numbers."""
 
     model_info: ModelInfo
     _encoder: PromptEncoder | None
     _requests: RequestMaker
 
+    @abstractmethod
     def _finish(self, requests: Sequence[PendingRequest], use_tqdm: bool) -> None:
         """Runs requests to their ends."""
-        raise NotImplementedError
 
     def embed(
         self,
@@ -123,24 +124,23 @@ class PoolingCalls:
         reader = self._reader("score", pooling_params, truncate_prompt_tokens)
         first, second = sides(data_1, data_2)
         if reader.pooler.is_cross_encoder:
-            every = first * len(second) if len(first) == 1 else first
-            pairs = [Pair(*pair) for pair in zip(every, second, strict=True)]
             return [
                 ScoringRequestOutput(name, ScoringOutput(reader.scores(reply)[0]), ids, True, cached)
-                for reply, name, ids, cached in self._pooled(reader.pairs(pairs), use_tqdm)
+                for reply, name, ids, cached in self._pooled(reader.pairs(pairs_of(first, second)), use_tqdm)
             ]
         made = self._pooled(reader.prompts([*first, *second]), use_tqdm)
         queries, documents = made[: len(first)], made[len(first) :]
+        scores = similarities(*([reader.embedding(one.reply) for one in side] for side in (queries, documents)))
         queries = queries * len(documents) if len(queries) == 1 else queries
         return [
             ScoringRequestOutput(
                 document.request_id,
-                ScoringOutput(cosine(reader.embedding(query.reply), reader.embedding(document.reply))),
+                ScoringOutput(score),
                 [*query.token_ids, *document.token_ids],
                 True,
                 query.num_cached_tokens + document.num_cached_tokens,
             )
-            for query, document in zip(queries, documents, strict=True)
+            for query, document, score in zip(queries, documents, scores, strict=True)
         ]
 
     def _reader(

@@ -29,12 +29,12 @@ _LISTS = ("stop", "stop_token_ids", "bad_words", "bad_words_token_ids")
 
 
 class RequestOutputKind(Enum):
-    """What outputs of `LLMEngine` and `AsyncLLM` have; those of `LLM` are final."""
+    """The content of the outputs of `LLMEngine` and `AsyncLLM`; those of `LLM` are final."""
 
     CUMULATIVE = 0
     """Everything so far."""
     DELTA = 1
-    """What is new since the last output."""
+    """Text and tokens since the last output."""
     FINAL_ONLY = 2
     """There is one output, the last."""
 
@@ -52,7 +52,7 @@ class SamplingParams(request.SamplingParams, frozen=False, kw_only=True, omit_de
     logits_processors: Any = None
     truncate_prompt_tokens: int | None = None
     output_kind: Any = RequestOutputKind.CUMULATIVE
-    """What outputs of `LLMEngine` and `AsyncLLM` have."""
+    """The content of the outputs of `LLMEngine` and `AsyncLLM`."""
     extra_args: Any = None
     guided_decoding: Any = None
     skip_reading_prefix_cache: bool | None = None

@@ -16,9 +16,7 @@ def load_pooling_engine(
     device = choose_device(settings)
     if device.type == "cpu":
         choose_threads(settings.data_parallel_size)
-    # Code that a hub may change between two starts is not run: a folder has what its owner has read.
-    trusts_code = settings.trust_remote_code and Path(settings.model).expanduser().is_dir()
-    model = load_pooling_model(settings, folder, fields, device, trust_remote_code=trusts_code)
+    model = load_pooling_model(settings, folder, fields, device)
     max_model_len = longest_input(model, fields, settings)
     budget = settings.resolved(device.type).max_num_batched_tokens
     engine = PoolingEngine(

@@ -14,7 +14,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, Pretrain
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.json_fields import Fields
 from mini_infer_engine.config.model.model_config import parse_dtype
-from mini_infer_engine.config.options.settings import EngineSettings
+from mini_infer_engine.config.options.settings import EngineSettings, trusts_code
 from mini_infer_engine.config.pooling.pooler_config import PoolerConfig
 from mini_infer_engine.config.pooling.read_pooler import ENCODER_TYPES, read_pooler
 from mini_infer_engine.core.request import Request
@@ -97,9 +97,7 @@ def pool(states: Tensor, mask: Tensor, lengths: list[int], pooling_type: str) ->
     return (states.float() * weights).sum(1) / weights.sum(1)
 
 
-def load_pooling_model(
-    settings: EngineSettings, folder: Path, fields: Fields, device: torch.device, *, trust_remote_code: bool
-) -> PoolingModel:
+def load_pooling_model(settings: EngineSettings, folder: Path, fields: Fields, device: torch.device) -> PoolingModel:
     """Loads a model for the pooling engine.
 
     Raises:
@@ -109,7 +107,7 @@ def load_pooling_model(
     if fields.values.get("quantization_config") is not None:
         raise fields.refuse("quantization_config", "quantised checkpoints do not run in the pooling engine yet.")
     try:
-        hf_config = read_hf_config(fields, trust_remote_code=trust_remote_code)
+        hf_config = read_hf_config(fields, trust_remote_code=trusts_code(settings))
     except UnsupportedError as error:
         raise fields.refuse("architectures", f"it does not run through transformers: {error}.") from error
     config = read_pooler(fields, folder, int(hf_config.get_text_config().hidden_size))
@@ -119,7 +117,7 @@ def load_pooling_model(
         )
     hf_config.use_cache = False
     has_own_head = config.task == "classify" and hf_config.model_type in ENCODER_TYPES
-    model = _model(settings, folder, hf_config, _dtype(settings, fields, device), has_own_head, trust_remote_code)
+    model = _model(settings, folder, hf_config, _dtype(settings, fields, device), has_own_head)
     types = getattr(hf_config, "type_vocab_size", 0) or 0
     has_types = types > 1 and "token_type_ids" in inspect.signature(model.forward).parameters
     log.info("%s runs in the pooling engine, for the task %s", type(model).__name__, config.task)
@@ -163,13 +161,12 @@ def _model(
     config: PretrainedConfig,
     dtype: torch.dtype,
     has_own_head: bool,
-    trust_remote_code: bool,
 ) -> PreTrainedModel:
     kind: Any = AutoModelForSequenceClassification if has_own_head else AutoModel
     try:
         if settings.load_format == "dummy":
             torch.manual_seed(settings.seed)
-            made: PreTrainedModel = kind.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+            made: PreTrainedModel = kind.from_config(config, dtype=dtype, trust_remote_code=trusts_code(settings))
             return made
         model, info = kind.from_pretrained(
             folder,
@@ -178,7 +175,7 @@ def _model(
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
-            trust_remote_code=trust_remote_code,
+            trust_remote_code=trusts_code(settings),
         )
     except Exception as error:  # code of any model
         reason = str(error).strip().partition("\n")[0] or type(error).__name__

@@ -15,7 +15,7 @@ from mini_infer_engine.communication.rank_group import ALONE_IN_GROUP, RankGroup
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.config.options.hf_overrides import parse_hf_overrides
-from mini_infer_engine.config.options.settings import EngineSettings, ResolvedSettings, ranks_per_node
+from mini_infer_engine.config.options.settings import EngineSettings, ResolvedSettings, ranks_per_node, trusts_code
 from mini_infer_engine.core.batch import Batch, TokenMasks
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
@@ -129,12 +129,10 @@ def load_runner(
         choose_threads(ranks_per_node(settings) * settings.data_parallel_size)
     kind = executor_class(settings, device_type)
     directory = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
-    # Code that a hub may change between two starts is not run: a folder has what its owner has read.
-    trusts_code = settings.trust_remote_code and Path(settings.model).expanduser().is_dir()
     config = read_config(
         directory,
         settings.model_impl,
-        trust_remote_code=trusts_code,
+        trust_remote_code=trusts_code(settings),
         overrides=parse_hf_overrides(settings.hf_overrides),
     )
     return make_runner(settings, config, directory, kind, group, reports_layers=reports_layers)

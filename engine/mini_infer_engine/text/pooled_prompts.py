@@ -26,6 +26,12 @@ class Pair(NamedTuple):
     second: str
 
 
+def pairs_of(first: Sequence[str], second: Sequence[str]) -> list[Pair]:
+    """Returns a pair for each text of the second side; the first has one for all, or one for each."""
+    every = list(first) * len(second) if len(first) == 1 else first
+    return [Pair(*pair) for pair in zip(every, second, strict=True)]
+
+
 @dataclass(slots=True)
 class PooledPrompts:
     """The inputs of one request, and how they are tokenised."""

@@ -54,10 +54,23 @@ def scores_of(pooled: bytes, pooler: PoolerConfig, *, use_activation: bool | Non
     return [power / total for power in powers]
 
 
+def similarities(queries: Sequence[Sequence[float]], documents: Sequence[Sequence[float]]) -> list[float]:
+    """Returns the cosine of the angle between each document and its query; there is one query for all, or one for
+    each.
+    """
+    measured = [(query, math.hypot(*query)) for query in queries]
+    every = measured * len(documents) if len(measured) == 1 else measured
+    return [_cosine(query, norm, document) for (query, norm), document in zip(every, documents, strict=True)]
+
+
 def cosine(one: Sequence[float], other: Sequence[float]) -> float:
     """Returns the cosine of the angle between two embeddings."""
+    return _cosine(one, math.hypot(*one), other)
+
+
+def _cosine(one: Sequence[float], norm: float, other: Sequence[float]) -> float:
     product = math.fsum(a * b for a, b in zip(one, other, strict=True))
-    norms = math.hypot(*one) * math.hypot(*other)
+    norms = norm * math.hypot(*other)
     return product / norms if norms else 0.0
 
 

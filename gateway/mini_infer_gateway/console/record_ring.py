@@ -54,7 +54,7 @@ class Record(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """What few requests have."""
+    """The fields that few requests have."""
 
     error: str
     text: str

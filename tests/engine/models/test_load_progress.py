@@ -1,4 +1,4 @@
-"""How far the weights are loaded: bytes, speed and what remains, in the log."""
+"""Tests the progress of loading weights: bytes, speed and what remains, in the log."""
 
 import logging
 from pathlib import Path

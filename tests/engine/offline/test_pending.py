@@ -1,4 +1,4 @@
-"""What callers get of steps' outputs: without an engine, from outputs as the core sends them."""
+"""Tests what callers get of steps' outputs: without an engine, from outputs as the core sends them."""
 
 from typing import Any
 

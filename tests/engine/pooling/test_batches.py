@@ -1,4 +1,4 @@
-"""Which waiting inputs a pass of the pooling engine computes together."""
+"""Tests which waiting inputs a pass of the pooling engine computes together."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Which models run in the pooling engine, and which in the engine core."""
+"""Tests which models run in the pooling engine, and which in the engine core."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which code computes a model, as the newest engine says, whatever it answers."""
+"""Tests which code computes a model, as the newest engine says, whatever it answers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

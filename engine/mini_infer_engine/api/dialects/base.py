@@ -84,7 +84,7 @@ class GenerationSpec:
     pooled: PooledPrompts | None = None
     """The inputs of a request for embeddings or scores; None if it is for text."""
     task: Literal["generate", "embed", "classify", "score"] = "generate"
-    """What the model must be able to do."""
+    """The task that the model must be able to do."""
     dimensions: int | None = None
     """Numbers of an embedding in the answer; None for all."""
     service_tier: str | None = None

@@ -48,7 +48,7 @@ class ModelConfig:
     sliding_windows: tuple[int | None, ...]
     """Sliding window of each layer: tokens that a token sees, itself among them; None if it sees all before it."""
     mixers: tuple[Mixer, ...] | None = None
-    """What mixes the tokens in each layer; None: attention in all layers."""
+    """The block that mixes the tokens in each layer; None: attention in all layers."""
     recurrence: Recurrence | None = None
     """The shape of the layers whose mixer is recurrent; None if there are none."""
     activation: Activation = "silu"
@@ -114,6 +114,8 @@ def parse_decoder(
 
     Every field that changes the computation is checked. `eos_token_ids` win over the file's own.
     """
+    if "mixers" in different and fields.values.get("quantization_config") is not None:
+        raise fields.refuse("quantization_config", "only original weights of this architecture are supported yet.")
     hidden_size, num_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     num_kv_heads = fields.size("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:

@@ -14,7 +14,7 @@ class TransformersArchitecture:
     tensor_parallel: bool = True
     """True if transformers has a plan by which ranks share the model."""
     gpu: Literal["untested", "graphs", "eager"] = "untested"
-    """How its text was compared on a GPU: in CUDA graphs, or with `--enforce-eager`, which it needs."""
+    """The way its text was compared on a GPU: in CUDA graphs, or with `--enforce-eager`, which it needs."""
 
 
 THROUGH_TRANSFORMERS: dict[str, TransformersArchitecture] = {

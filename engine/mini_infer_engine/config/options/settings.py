@@ -1,6 +1,7 @@
 """An engine's options (contract.engine_options), with the checks and defaults of the engine itself. No torch here."""
 
 import os
+from pathlib import Path
 
 import msgspec
 
@@ -78,6 +79,13 @@ def transfer_fault(options: EngineOptions) -> str | None:
     if options.pipeline_parallel_size > 1:
         return "--transfer-port: KV transfer needs --pipeline-parallel-size 1, stages do not transfer yet"
     return None
+
+
+def trusts_code(options: EngineOptions) -> bool:
+    """Returns True if the code beside a model's config.json may run: a hub may change it between two starts, but a
+    folder has what its owner has read.
+    """
+    return options.trust_remote_code and Path(options.model).expanduser().is_dir()
 
 
 def num_ranks(options: EngineOptions) -> int:

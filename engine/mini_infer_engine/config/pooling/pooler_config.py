@@ -28,7 +28,7 @@ class TokenClassifier(msgspec.Struct, frozen=True):
 
 
 class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pooling request computes with this model."""
+    """Describes the result of a pooling request to this model."""
 
     task: PoolingTask = "embed"
     pooling_type: PoolingType = "last"

@@ -22,7 +22,7 @@ _MOST_MODULES = 16
 
 @dataclass(frozen=True, slots=True)
 class SentenceTransformersFiles:
-    """What the files say; the defaults stand for a folder without them."""
+    """The content of the files; the defaults stand for a folder without them."""
 
     pooling_type: PoolingType | None = None
     """None if there is no modules.json."""

@@ -30,7 +30,7 @@ _EXPORTS = {
     "auto-round": "--format auto_gptq or auto_awq",
     "quark": "its export to Hugging Face's fp8 or awq form",
 }
-"""How a library writes a form that is read."""
+"""The export by which each library writes a form that is read."""
 
 
 def refuse_unread(fields: Fields, raw: dict[str, Any]) -> ModelError:

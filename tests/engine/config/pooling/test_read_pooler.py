@@ -1,4 +1,4 @@
-"""What is read from the files of an embedding model or a classifier, and what is refused by name."""
+"""Tests what is read from the files of an embedding model or a classifier, and what is refused by name."""
 
 import json
 from pathlib import Path

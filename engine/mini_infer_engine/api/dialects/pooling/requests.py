@@ -1,4 +1,4 @@
-"""What the requests for embeddings and scores share: their fields, and the spec that is made of them."""
+"""Parses what the requests for embeddings and scores share: their fields, and the spec that is made of them."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal

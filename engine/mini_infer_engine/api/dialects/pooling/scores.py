@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from mini_infer_engine.api.dialects.base import GenerationSpec
 from mini_infer_engine.api.dialects.pooling.requests import LoadedModel, PoolingBody, pooler_of, pooling_spec
 from mini_infer_engine.text.output_text import OutputText
-from mini_infer_engine.text.pooled_prompts import Pair, prompt_prefix
-from mini_infer_engine.text.pooled_result import cosine, embedding_of, scores_of
+from mini_infer_engine.text.pooled_prompts import pairs_of, prompt_prefix
+from mini_infer_engine.text.pooled_result import embedding_of, scores_of, similarities
 from mini_infer_web.api_errors import FieldPath, refuse_field
 
 
@@ -31,9 +31,7 @@ class PairScores:
         self._num_queries, self._use_activation = len(first), request.use_activation
         model = self._model()
         if pooler_of(model).is_cross_encoder:
-            every = first if len(first) == len(second) else list(first) * len(second)
-            pairs = [Pair(*pair) for pair in zip(every, second, strict=True)]
-            return pooling_spec(request, model, pairs, second_paths, "score")
+            return pooling_spec(request, model, pairs_of(first, second), second_paths, "score")
         prefix = prompt_prefix(pooler_of(model), None)
         return pooling_spec(request, model, [*first, *second], [*first_paths, *second_paths], "score", prefix=prefix)
 
@@ -44,6 +42,4 @@ class PairScores:
         if pooler.is_cross_encoder:
             return [scores_of(reply.embedding, pooler, use_activation=self._use_activation)[0] for reply in replies]
         vectors = [embedding_of(reply.embedding, pooler) for reply in replies]
-        queries, documents = vectors[: self._num_queries], vectors[self._num_queries :]
-        every = queries * len(documents) if len(queries) == 1 else queries
-        return [cosine(query, document) for query, document in zip(every, documents, strict=True)]
+        return similarities(vectors[: self._num_queries], vectors[self._num_queries :])
