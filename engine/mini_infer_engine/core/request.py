@@ -145,6 +145,23 @@ class LatencyTargets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 NO_TARGETS = LatencyTargets()
 
 
+class ImageInput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One image of a prompt, as the vision encoder reads it."""
+
+    offset: int
+    """Index in the prompt of its first placeholder token."""
+    num_tokens: int
+    """Placeholder tokens, one for each embedding that the encoder computes."""
+    digest: bytes
+    """SHA-256 of the encoded file (contract.images)."""
+    grid: tuple[int, int, int]
+    """Patches in time, height and width, before any are merged."""
+    shape: tuple[int, ...]
+    """The shape of `pixels`, as the model's image processor in transformers returns `pixel_values` for this image."""
+    pixels: bytes
+    """Normalised values, packed fp32 in row-major order."""
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One prompt for the core. It is validated: 1 <= len(prompt_token_ids) < max_model_len."""
 
@@ -152,6 +169,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     prompt_token_ids: Sequence[int]
     """Prompt tokens as a list, or packed as an `array("I")`."""
     sampling: SamplingParams
+    images: list[ImageInput] = []
+    """Images of the prompt, in its order; their placeholder tokens do not overlap."""
     priority: int = 0
     """Requests of lower priority run first; equal ones run in order of arrival."""
     targets: LatencyTargets = NO_TARGETS
