@@ -5,10 +5,11 @@ On a GPU it measures, with a small temporary pool; the arithmetic is in `memory`
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from msgspec.structs import replace
 
 from mini_infer_engine.config.model.kv_groups import KVCacheConfig
 from mini_infer_engine.config.options.settings import ResolvedSettings
