@@ -8,10 +8,17 @@ from torch.nn import functional
 
 pytest.importorskip("triton", reason="needs triton, and an NVIDIA GPU or TRITON_INTERPRET=1")
 
-from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, dequantized_groups, stacked
+from mini_infer_engine.kernels.gemm.grouped_weight import (
+    GroupedWeight,
+    dequantized_groups,
+    ordered_for_mx_experts,
+    stacked,
+)
 from mini_infer_engine.kernels.moe.expert_gemv import expert_gemv
 from mini_infer_engine.kernels.moe.grouped_gemm import grouped_experts
+from mini_infer_engine.kernels.moe.mx_experts import mx_experts
 from mini_infer_engine.kernels.moe.route import Routing, route
+from mini_infer_engine.layers.grouped import multiplies_mx_in_registers
 from mini_infer_engine.layers.moe import MoESpec, swiglu_oai
 from mini_infer_engine.ops import torch_ops
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, POLICY, cases, error, normal
@@ -30,6 +37,9 @@ def compute(
     **options: Any,
 ) -> torch.Tensor:
     """What `experts` make of x, by one kernel or the other."""
+    if isinstance(gate_up, GroupedWeight) and gate_up.kind == "mxfp4":
+        assert isinstance(down, GroupedWeight)
+        return mx_experts(x, routing, gate_up, down, **options)
     if not grouped:
         return expert_gemv(x, routing, gate_up, down, **options)
     tokens, top_k = routing.experts.shape
@@ -100,16 +110,22 @@ def test_experts_compute_their_tokens(
         assert error(summands[choice], made * routing.weights[:, choice, None].double()) < 16
 
 
-@pytest.mark.parametrize("form", ["plain", "mxfp4"])
+@pytest.mark.parametrize("form", ["plain", "mxfp4", "mxfp4 in registers"])
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize(
     ("tokens", "experts", "top_k", "hidden", "width", "dtype"),
-    cases([(3, 3, 2, 64, 32, FP32)], [(2, 32, 4, 2880, 2880, BF16), (300, 16, 4, 512, 384, BF16)]),
+    cases(
+        [(3, 3, 2, 64, 32, FP32)],
+        [(tokens, 32, 4, 2880, 2880, BF16) for tokens in (1, 2, 100)] + [(300, 16, 4, 512, 416, BF16)],
+    ),
 )
 def test_experts_with_biases_and_a_limit_compute_their_tokens(
     tokens: int, experts: int, top_k: int, hidden: int, width: int, dtype: torch.dtype, grouped: bool, form: str
 ) -> None:
     """Experts have biases as gpt-oss's do, on all ranks or with one expert elsewhere, whose summands are zero."""
+    in_registers = form == "mxfp4 in registers"
+    if in_registers and not (dtype == BF16 and multiplies_mx_in_registers(torch.device(DEVICE))):
+        pytest.skip("the kernel is for Hopper")
     x = normal(tokens, hidden, dtype=dtype)
     stacks: list[torch.Tensor | GroupedWeight] = [
         normal(experts, 2 * width, hidden, dtype=dtype) / hidden**0.5,
@@ -118,9 +134,11 @@ def test_experts_with_biases_and_a_limit_compute_their_tokens(
     if form != "plain":
         shapes = ((2 * width, hidden), (hidden, width))
         stacks = [
-            stacked([moved(random_weight(form, rows, columns, seed), DEVICE) for seed in range(experts)])
+            stacked([moved(random_weight(form.split()[0], rows, columns, seed), DEVICE) for seed in range(experts)])
             for rows, columns in shapes
         ]
+        if in_registers:
+            stacks = [ordered_for_mx_experts(weight) for weight in stacks if isinstance(weight, GroupedWeight)]
     biases = [normal(experts, rows, dtype=dtype, seed=4) for rows in (2 * width, hidden)]
     limit = 0.75
     wide_gate_up, wide_down = (

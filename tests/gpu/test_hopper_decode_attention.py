@@ -58,7 +58,7 @@ class _ByPrograms:
         return launch
 
 
-@pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize(("with_norm", "has_sinks"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim", "page_size", "window"), SHAPES)
 def test_hopper_decode_attention_equals_reference(
     q_heads: int,
@@ -67,6 +67,7 @@ def test_hopper_decode_attention_equals_reference(
     page_size: int,
     window: int | None,
     with_norm: bool,
+    has_sinks: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if INTERPRETED:
@@ -81,4 +82,5 @@ def test_hopper_decode_attention_equals_reference(
         DecodeConfig(1, max(32, block // 4), programs_per_row=1.0, pdl=True, hopper=True),
         DecodeConfig(132, max(32, block // 2), stages=3, pdl=True, hopper=True),
     ]
-    assert_decodes(DecodeShape(q_heads, kv_heads, head_dim, page_size, window, BF16), configs, with_norm=with_norm)
+    shape = DecodeShape(q_heads, kv_heads, head_dim, page_size, window, BF16)
+    assert_decodes(shape, configs, with_norm=with_norm, has_sinks=has_sinks)

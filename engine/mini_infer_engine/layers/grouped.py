@@ -74,3 +74,8 @@ def release_weights(layer: Linear) -> None:
 def multiplies_groups(device: torch.device, kind: Kind) -> bool:
     """True if kernels read weights of this kind on the device: FP8 where the GPU has it, others on any GPU."""
     return multiplies_fp8(device) if kind == "fp8" else device.type == "cuda"
+
+
+def multiplies_mx_in_registers(device: torch.device) -> bool:
+    """True if the kernel of `moe.mx_experts` runs on the device: it needs Hopper's products with registers."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9

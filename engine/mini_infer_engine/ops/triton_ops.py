@@ -25,6 +25,7 @@ from mini_infer_engine.kernels.gemm.quantized_weight import QuantizedWeight
 from mini_infer_engine.kernels.gemm.split_k_gemm import split_k_gemm
 from mini_infer_engine.kernels.moe.expert_gemv import expert_gemv
 from mini_infer_engine.kernels.moe.grouped_gemm import grouped_experts
+from mini_infer_engine.kernels.moe.mx_experts import mx_experts
 from mini_infer_engine.kernels.moe.route import route
 from mini_infer_engine.kernels.norm.rms_norm import add_rms_norm, rms_norm
 from mini_infer_engine.kernels.norm.silu_mul import silu_mul
@@ -250,7 +251,10 @@ class TritonOps:
             local=None if len(moe.local_experts) == spec.num_stacked else moe.local_experts,
         )
         biases = {"gate_up_bias": moe.gate_up_bias, "down_bias": moe.down_bias}
-        if tiles is None:
+        if isinstance(gate_up, GroupedWeight) and gate_up.kind == "mxfp4":
+            assert isinstance(down, GroupedWeight)
+            summands = mx_experts(x, routing, gate_up, down, **biases, swiglu_limit=spec.swiglu_limit)
+        elif tiles is None:
             summands = expert_gemv(x, routing, gate_up, down, **biases, swiglu_limit=spec.swiglu_limit)
         else:
             summands = grouped_experts(x, routing, gate_up, down, tiles, **biases, swiglu_limit=spec.swiglu_limit)

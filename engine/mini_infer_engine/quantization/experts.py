@@ -11,8 +11,14 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, dequantized_groups, rows_joined, stacked
-from mini_infer_engine.layers.grouped import multiplies_groups
+from mini_infer_engine.kernels.gemm.grouped_weight import (
+    GroupedWeight,
+    dequantized_groups,
+    ordered_for_mx_experts,
+    rows_joined,
+    stacked,
+)
+from mini_infer_engine.layers.grouped import multiplies_groups, multiplies_mx_in_registers
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.moe import ExpertLayers, SparseMoE
 from mini_infer_engine.layers.stacked_moe import MX_GROUP, StackedMoE
@@ -60,6 +66,8 @@ class QuantizedExperts:
             both = (dequantized_groups(weight).to(self.dtype) for weight in (gate_up, down))
             moe.gate_up_proj, moe.down_proj = (nn.Parameter(weight, requires_grad=False) for weight in both)
             return
+        if self.dtype == torch.bfloat16 and multiplies_mx_in_registers(device):
+            gate_up, down = ordered_for_mx_experts(gate_up), ordered_for_mx_experts(down)
         self._stacks = _Stack(gate_up), _Stack(down)
         for name, stack in zip(("gate_up_stack", "down_stack"), self._stacks, strict=True):
             moe.add_module(name, stack)

@@ -201,13 +201,13 @@ def hopper_decode_block(shape: PrefillShape) -> int | None:
     """Returns the keys in the largest block of hopper_decode_attention, or None if it cannot compute this shape.
 
     It supports pages with 16 bits an element and of whole blocks, head widths of a power of two, up to 16 query heads
-    per KV head, no soft cap and no sinks.
+    per KV head, and no soft cap.
     """
     halves = shape.dtype in (torch.bfloat16, torch.float16) and shape.pages_dtype == shape.dtype
     fits = shape.head_dim in _HOPPER_HEAD_DIMS and shape.q_heads <= _HOPPER_GROUP * shape.kv_heads
     block = min(_HOPPER_BLOCK_TOKENS, _HOPPER_BLOCK_ELEMENTS // shape.head_dim, shape.page_size)
     whole = block >= _LEAST_BLOCK_TOKENS and block & (block - 1) == 0 and shape.page_size % block == 0
-    return block if halves and fits and whole and not shape.caps_scores and not shape.has_sinks else None
+    return block if halves and fits and whole and not shape.caps_scores else None
 
 
 def check_config(

@@ -374,11 +374,19 @@ def decode_attention(
         return out
     if plan.config.hopper:
         assert softcap is None, "the kernel for Hopper does not cap scores: KernelPolicy.decode_config"
-        assert sinks is None, "the kernel for Hopper has no sinks: KernelPolicy.decode_config"
         from mini_infer_engine.kernels.attention.hopper_decode_attention import hopper_decode_attention
 
         hopper_decode_attention(
-            qkv, rotation, pool, page_tables, plan, scale=scale, workspace=workspace, out=out, early=early
+            qkv,
+            rotation,
+            pool,
+            page_tables,
+            plan,
+            scale=scale,
+            sinks=sinks,
+            workspace=workspace,
+            out=out,
+            early=early,
         )
         return out
     partial_floats = programs * kv_heads * group * (dim_block + 2) if plan.splits else 0

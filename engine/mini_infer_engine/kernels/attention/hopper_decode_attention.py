@@ -32,6 +32,7 @@ HEAD_ROWS = gl.constexpr(16)
 """Query heads in a tile: M of the tensor cores' instruction. A KV head has no more."""
 STATISTICS = gl.constexpr(4)
 """Floats after the accumulator of a head of a split: its maximum and sum, and two for an alignment of 16 bytes."""
+_LOG2_E = gl.constexpr(LOG2_E)
 _MERGED_VALUES = 64
 """Accumulator values that a thread loads at a time when splits are merged."""
 
@@ -111,6 +112,7 @@ def _hopper_decode_attention(
     cos_sin,
     q_norm,
     k_norm,
+    sinks,
     pool,
     page_tables,
     plan,
@@ -134,6 +136,7 @@ def _hopper_decode_attention(
     BLOCK: gl.constexpr,
     STAGES: gl.constexpr,
     NORM: gl.constexpr,
+    SINKS: gl.constexpr,
     WINDOWED: gl.constexpr,
     MERGE: gl.constexpr,
     MERGE_SPLITS: gl.constexpr,
@@ -266,8 +269,12 @@ def _hopper_decode_attention(
         _fetch(head_pool, page, next_start, end, page_stride, kv_stride, token_stride, keys, values, stage,
                PAGE_SIZE, copies)  # fmt: skip
     l_i = gl.sum(sums, axis=1) + gl.where(is_last_split, gl.exp2(new_score - m_i), 0.0)
-
     heads = gl.arange(0, HEAD_ROWS, of_head)
+    if SINKS:
+        # A sink beyond every score by 2 ** 128 has all of the weight: the sum is infinite then.
+        sink = gl.load(sinks + kv_head * GROUP + heads, mask=heads < GROUP, other=float("-inf")).to(gl.float32)
+        l_i += gl.where(is_last_split, gl.exp2(sink * _LOG2_E - m_i), 0.0)
+
     out_at = out + row * out_stride + kv_head * (GROUP * HEAD_DIM)
     if not MERGE or splits == 1:
         result = (acc / l_i[:, None]).to(dtype)
@@ -304,11 +311,14 @@ def hopper_decode_attention(
     plan: DecodePlan,
     *,
     scale: float,
+    sinks: torch.Tensor | None,
     workspace: Workspace,
     out: torch.Tensor,
     early: bool,
 ) -> None:
     """Computes `decode_attention.decode_attention` for shapes that have an `attention_config.hopper_decode_block`.
+
+    sinks: logits [q_heads] of `sinks.add_sinks`, or None.
 
     If `early` allows reading the plan before the wait, keys and values of tokens before the new one are read there,
     too: they were written in earlier passes, which have ended when a plan is made.
@@ -326,6 +336,7 @@ def hopper_decode_attention(
         rotation.cos_sin,
         rotation.q_norm,
         rotation.k_norm,
+        sinks,
         pool,
         page_tables,
         plan.entries,
@@ -349,6 +360,7 @@ def hopper_decode_attention(
         BLOCK=plan.config.block_tokens,
         STAGES=plan.config.stages,
         NORM=rotation.q_norm is not None,
+        SINKS=sinks is not None,
         WINDOWED=plan.sliding_window is not None,
         MERGE=plan.splits,
         MERGE_SPLITS=merge_splits,

@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-Kind = Literal["int8", "fp8", "int4", "fp4"]
+from mini_infer_engine.kernels.gemm.mx_order import GROUP_COLUMNS, mx_ordered, mx_scales, mx_unordered
+
+Kind = Literal["int8", "fp8", "int4", "fp4", "mxfp4"]
+"""mxfp4: 4-bit floats in the order of `mx_order`, with a power of two for 32 columns; `moe.mx_experts` reads them."""
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Values of the lower three bits; the highest is the sign (OCP Microscaling Formats 1.0, table 4)."""
 
@@ -68,6 +71,14 @@ class GroupedWeight:
         zeros = None if self.zeros is None else self.zeros[..., groups]
         scales = self.scales[..., groups]
         return replace(self, values=values, scales=scales, zeros=zeros, k=end - begin, in_features=None)
+
+
+def ordered_for_mx_experts(weight: GroupedWeight) -> GroupedWeight:
+    """Arranges a stack for `moe.mx_experts`, or returns it as it is if that kernel has no such weights."""
+    is_mx = weight.kind == "fp4" and weight.group == GROUP_COLUMNS and weight.scales.dtype == torch.uint8
+    if not is_mx or weight.k % GROUP_COLUMNS or weight.factors is not None or weight.order is not None:
+        return weight
+    return replace(weight, kind="mxfp4", values=mx_ordered(weight.values), scales=mx_scales(weight.scales))
 
 
 def stacked(weights: Sequence[GroupedWeight]) -> GroupedWeight:
@@ -133,7 +144,8 @@ def scales_as_floats(scales: Tensor) -> Tensor:
 def _wide(weight: GroupedWeight) -> Tensor:
     if weight.bits == 8:
         return weight.values.float()
-    halves = torch.stack((weight.values & 15, weight.values >> 4), dim=-1).flatten(-2)[..., : weight.k]
+    values = mx_unordered(weight.values) if weight.kind == "mxfp4" else weight.values
+    halves = torch.stack((values & 15, values >> 4), dim=-1).flatten(-2)[..., : weight.k]
     if weight.kind == "int4":
         return halves.float()
     table = torch.tensor((*_E2M1, *(-value for value in _E2M1)), device=halves.device)

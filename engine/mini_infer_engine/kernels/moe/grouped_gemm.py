@@ -18,7 +18,7 @@ from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
 
 @triton.jit
-def _tile_of(counts, tile, NUM_EXPERTS: tl.constexpr, EXPERTS_BLOCK: tl.constexpr, BLOCK_M: tl.constexpr):
+def tile_of(counts, tile, NUM_EXPERTS: tl.constexpr, EXPERTS_BLOCK: tl.constexpr, BLOCK_M: tl.constexpr):
     """Returns (expert, first row within it, its rows) of a tile; rows are 0 if there is no such tile."""
     experts = tl.arange(0, EXPERTS_BLOCK)
     rows = tl.load(counts + experts, mask=experts < NUM_EXPERTS, other=0)
@@ -68,7 +68,7 @@ def _grouped(
     possible, and the two results of a column meet in one thread. EVEN: N and K are multiples of their blocks. Rows of x
     beyond the last are masked nevertheless: otherwise every program would read one line.
     """
-    expert, first, rows = _tile_of(counts, tl.program_id(1), NUM_EXPERTS, EXPERTS_BLOCK, BLOCK_M)
+    expert, first, rows = tile_of(counts, tl.program_id(1), NUM_EXPERTS, EXPERTS_BLOCK, BLOCK_M)
     if rows == 0:
         return
     m = first + tl.arange(0, BLOCK_M)

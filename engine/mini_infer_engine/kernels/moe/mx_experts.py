@@ -1,0 +1,245 @@
+"""Experts in MXFP4 (OCP Microscaling Formats 1.0) for Hopper: wgmma's left operand are weights, widened in registers.
+
+`mx_ordered` arranges the values of a checkpoint once. A 32-bit word has eight values, of which each step of a few
+instructions yields two as bf16 over 2 ** 126: E2M1's three lower bits are the lowest of bf16's exponent and the highest
+of its fraction, and subnormal numbers agree, too. One multiplication by the group's scale follows. So a pass that reads
+every weight once is bound by memory, with one token as with many.
+(Frantar et al. 2024, Marlin, arXiv 2408.11743, arranges integers for such a purpose.)
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight
+from mini_infer_engine.kernels.gemm.mx_order import GROUP_BYTES, GROUP_COLUMNS
+from mini_infer_engine.kernels.moe.gated import gated
+from mini_infer_engine.kernels.moe.grouped_gemm import tile_of
+from mini_infer_engine.kernels.moe.route import Routing
+from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
+
+_WIDEN: tl.constexpr = tl.constexpr(
+    """
+    {
+    .reg .b32 sign, number;
+    and.b32 $0, $4, 0x81C081C0;
+    shl.b32 number, $4, 3;
+    and.b32 $1, number, 0x81C081C0;
+    shr.u32 number, $4, 3;
+    and.b32 number, number, 0x01C001C0;
+    shl.b32 sign, $4, 1;
+    lop3.b32 $2, sign, 0x80008000, number, 0xEA;
+    shl.b32 number, $4, 6;
+    and.b32 number, number, 0x01C001C0;
+    shl.b32 sign, $4, 2;
+    lop3.b32 $3, sign, 0x80008000, number, 0xEA;
+    mul.rn.bf16x2 $0, $0, $5;
+    mul.rn.bf16x2 $1, $1, $6;
+    mul.rn.bf16x2 $2, $2, $5;
+    mul.rn.bf16x2 $3, $3, $6;
+    }
+    """
+)
+"""Widens the eight values of a word of `mx_order`, two in each result, and multiplies by the scales of their bytes."""
+_GROUP: tl.constexpr = tl.constexpr(GROUP_COLUMNS)
+_BYTES: tl.constexpr = tl.constexpr(GROUP_BYTES)
+_SCALE_STEPS: tl.constexpr = tl.constexpr(100)
+"""Added to a scale's exponent for bf16: widened values are the weights times 2 ** -26."""
+_LEAST_SCALE: tl.constexpr = tl.constexpr(28)
+_LARGEST_SCALE: tl.constexpr = tl.constexpr(154)
+"""Scales between 2 ** -99 and 2 ** 27 are exact; others are limited to these."""
+_UNIT: tl.constexpr = tl.constexpr(2.0**26)
+
+
+@dataclass(frozen=True, slots=True)
+class MXTile:
+    """The tile of one program: rows of the weight (gate and up together), bytes of a row in a step, and stages."""
+
+    rows: int
+    row_bytes: int
+    num_warps: int
+    num_stages: int
+
+
+@triton.jit
+def _mx_experts(
+    x,
+    values,
+    scales,
+    bias,
+    counts,
+    pairs,
+    experts,
+    weights,
+    out,
+    tokens,
+    N,
+    row_bytes,
+    groups,
+    x_stride,
+    TOP_K: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr,
+    EXPERTS_BLOCK: tl.constexpr,
+    EACH_PAIR: tl.constexpr,
+    GATED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_BYTES: tl.constexpr,
+    LIMIT: tl.constexpr,
+):
+    """Grouped GEMM with weights on the left: one program per (block of BLOCK_N rows of the weight, tile of tokens).
+
+    GATED: `gated` of x @ gate.T and x @ up.T for rows x[token]; rows of gate and up alternate in a block. Else routing
+    weight * rows. EACH_PAIR: a tile is one (token, expert) pair; else as in `grouped_gemm`.
+    """
+    if EACH_PAIR:
+        expert = tl.load(experts + tl.program_id(1))
+        if expert < 0:  # another rank's: `out` is zero
+            return
+        has_row = tl.arange(0, BLOCK_M) == 0
+        pair = tl.zeros((BLOCK_M,), tl.int32) + tl.program_id(1)
+    else:
+        expert, first, rows = tile_of(counts, tl.program_id(1), NUM_EXPERTS, EXPERTS_BLOCK, BLOCK_M)
+        if rows == 0:
+            return
+        m = first + tl.arange(0, BLOCK_M)
+        has_row = m < rows
+        pair = tl.load(pairs + expert.to(tl.int64) * tokens + m, mask=has_row, other=0)
+    number = tl.arange(0, BLOCK_N)
+    if GATED:
+        column = tl.program_id(0) * (BLOCK_N // 2) + number // 2
+        row = expert.to(tl.int64) * (2 * N) + (column + number % 2 * N).to(tl.int64)
+    else:
+        column = tl.program_id(0) * BLOCK_N + number
+        row = expert.to(tl.int64) * N + column.to(tl.int64)
+    inside = column < N
+    byte = tl.arange(0, BLOCK_BYTES)
+    group = tl.arange(0, BLOCK_BYTES // _BYTES)
+    k = byte // _BYTES * _GROUP + byte % _BYTES  # of the low halves of x's groups
+    sources = x + (pair // TOP_K if GATED else pair).to(tl.int64)[:, None] * x_stride + k[None, :]
+    values_at = values + row[:, None] * row_bytes + byte[None, :]
+    scales_at = scales + row[:, None] * groups + group[None, :]
+    acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    for start in range(0, row_bytes, BLOCK_BYTES):
+        in_row = byte < row_bytes - start
+        packed = tl.load(values_at + start, mask=inside[:, None] & in_row[None, :], other=0)
+        first_group = start // _BYTES
+        in_groups = group < groups - first_group
+        exponent = tl.load(scales_at + first_group, mask=inside[:, None] & in_groups[None, :], other=_LEAST_SCALE)
+        low = tl.load(sources + 2 * start, mask=has_row[:, None] & in_row[None, :], other=0.0)
+        high = tl.load(sources + 2 * start + _BYTES, mask=has_row[:, None] & in_row[None, :], other=0.0)
+        limited = tl.minimum(tl.maximum(exponent.to(tl.int32), _LEAST_SCALE), _LARGEST_SCALE)
+        scale = ((limited + _SCALE_STEPS) << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)
+        scale = tl.broadcast_to(scale[:, :, None], (BLOCK_N, BLOCK_BYTES // _BYTES, _BYTES))
+        low_weights, high_weights = tl.inline_asm_elementwise(
+            _WIDEN,
+            "=&r,=&r,=&r,=&r,r,r,r",
+            [packed, tl.reshape(scale, (BLOCK_N, BLOCK_BYTES))],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=4,
+        )
+        acc = tl.dot(low_weights, tl.trans(low), acc)
+        acc = tl.dot(high_weights, tl.trans(high), acc)
+    acc *= _UNIT
+    if bias is not None:
+        acc += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)[:, None]
+    result = tl.trans(acc).to(out.dtype.element_ty).to(tl.float32)
+    if GATED:
+        gate, up = tl.split(tl.reshape(result, (BLOCK_M, BLOCK_N // 2, 2)))
+        result = gated(gate, up, out.dtype.element_ty, LIMIT)
+        place = pair.to(tl.int64)
+        column = tl.program_id(0) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+    else:
+        result *= tl.load(weights + pair, mask=has_row, other=0.0)[:, None]
+        place = (pair % TOP_K).to(tl.int64) * tokens + pair // TOP_K
+    stored = has_row[:, None] & (column < N)[None, :]
+    tl.store(out + place[:, None] * N + column[None, :], result.to(out.dtype.element_ty), mask=stored)
+
+
+def mx_product(
+    x: Tensor,
+    routing: Routing,
+    weight: GroupedWeight,
+    out: Tensor,
+    height: int,
+    tile: MXTile,
+    *,
+    is_gated: bool,
+    bias: Tensor | None = None,
+    limit: float = 0.0,
+) -> None:
+    """Computes one of the two products of experts into `out`, as `grouped_gemm.grouped_product` does.
+
+    Tiles have `height` tokens. A routing without lists of tokens has one tile for each pair.
+    """
+    (tokens, top_k), num_experts = routing.experts.shape, routing.counts.shape[0]
+    pairs, n = tokens * top_k, out.shape[-1]
+    tiles = min(pairs, num_experts + pairs // height) if num_experts else pairs
+    _mx_experts[(cdiv(n * (1 + is_gated), tile.rows), tiles)](
+        x,
+        weight.values,
+        weight.scales,
+        bias,
+        routing.counts,
+        routing.pairs,
+        routing.experts,
+        routing.weights,
+        out,
+        tokens,
+        n,
+        weight.values.shape[-1],
+        weight.scales.shape[-1],
+        x.stride(0),
+        TOP_K=top_k,
+        NUM_EXPERTS=num_experts,
+        EXPERTS_BLOCK=next_power_of_2(max(1, num_experts)),
+        EACH_PAIR=num_experts == 0,
+        GATED=is_gated,
+        BLOCK_M=height,
+        BLOCK_N=tile.rows,
+        BLOCK_BYTES=tile.row_bytes,
+        LIMIT=limit,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+
+
+def mx_experts(
+    x: Tensor,
+    routing: Routing,
+    gate_up: GroupedWeight,
+    down: GroupedWeight,
+    *,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    swiglu_limit: float | None = None,
+) -> Tensor:
+    """Computes the result of `expert_gemv` for x [tokens, hidden] in bf16 and stacks in the order of `mx_ordered`.
+
+    `routing` lists each expert's tokens, or has no lists: then weights are read once for each (token, expert) pair.
+    """
+    tokens, hidden = x.shape
+    top_k, width = routing.experts.shape[1], down.shape[-1]
+    mean_rows = tokens * top_k / max(1, gate_up.values.shape[0]) if routing.counts.shape[0] else 1.0
+    height, gate_up_tile, down_tile = mx_tiles(mean_rows)
+    between = torch.empty((tokens * top_k, width), dtype=x.dtype, device=x.device)
+    make_out = torch.zeros if routing.is_local else torch.empty  # no tile writes what experts elsewhere make
+    out = make_out((top_k, tokens, hidden), dtype=x.dtype, device=x.device)
+    limit = swiglu_limit or 0.0
+    mx_product(x, routing, gate_up, between, height, gate_up_tile, is_gated=True, bias=gate_up_bias, limit=limit)
+    mx_product(between, routing, down, out, height, down_tile, is_gated=False, bias=down_bias)
+    return out
+
+
+_TILES = {16: MXTile(64, 64, 4, 4), 32: MXTile(64, 64, 4, 4), 64: MXTile(128, 64, 4, 3), 128: MXTile(128, 32, 8, 4)}
+"""By tokens in a tile, for both products."""
+
+
+def mx_tiles(mean_rows: float) -> tuple[int, MXTile, MXTile]:
+    """Returns the tokens of a tile, and the tiles of both products, for experts with this mean number of tokens."""
+    height = 16 if mean_rows <= 10 else 32 if mean_rows <= 20 else 64 if mean_rows <= 64 else 128
+    return height, _TILES[height], _TILES[height]

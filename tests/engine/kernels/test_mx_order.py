@@ -1,0 +1,52 @@
+"""The order of MXFP4 values: each step of the kernel, in plain integers, yields the columns that the order promises."""
+
+import pytest
+import torch
+
+from mini_infer_engine.kernels.gemm.grouped_weight import dequantized_groups, ordered_for_mx_experts, packed_pairs
+from mini_infer_engine.kernels.gemm.mx_order import GROUP_COLUMNS, mx_ordered, mx_scales, mx_unordered
+from tests.support.grouped_weights import random_weight
+
+SIGNS, NUMBERS = 0x80008000, 0x01C001C0
+
+
+def test_each_step_yields_two_columns_as_bf16_when_words_are_ordered() -> None:
+    integers = torch.randint(0, 16, (5, 2 * GROUP_COLUMNS), generator=torch.Generator().manual_seed(1))
+    words = mx_ordered(packed_pairs(integers)).view(torch.int32).long() & 0xFFFFFFFF
+    steps = (
+        words & (SIGNS | NUMBERS),
+        (words << 3) & (SIGNS | NUMBERS),
+        ((words << 1) & SIGNS) | ((words >> 3) & NUMBERS),
+        ((words << 2) & SIGNS) | ((words << 6) & NUMBERS),
+    )
+    halves = torch.stack([torch.stack((step & 0xFFFF, step >> 16), dim=-1) for step in steps], dim=-2)
+    found = halves.to(torch.uint16).view(torch.bfloat16).double() * 2.0**126  # row, word, step, half
+    by_column = found.unflatten(1, (-1, 4)).unflatten(3, (2, 2)).movedim(3, 2).reshape(integers.shape)
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+    assert torch.equal(by_column, torch.where(integers < 8, 1, -1) * table[integers & 7])
+
+
+@pytest.mark.parametrize("shape", [(1, 16), (3, 32), (2, 5, 48)])
+def test_the_order_is_undone_when_values_are_ordered(shape: tuple[int, ...]) -> None:
+    values = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(2)).to(torch.uint8)
+    assert torch.equal(mx_unordered(mx_ordered(values)), values)
+
+
+def test_rows_of_scales_are_aligned_when_groups_are_odd() -> None:
+    scales = torch.arange(90, dtype=torch.uint8).view(2, 45)
+    padded = mx_scales(scales)
+    assert padded.shape == (2, 48)
+    assert torch.equal(padded[:, :45], scales)
+
+
+def test_a_stack_dequantises_to_the_same_when_it_is_ordered() -> None:
+    weight = random_weight("mxfp4", 6, 96)
+    ordered = ordered_for_mx_experts(weight)
+    assert ordered.kind == "mxfp4"
+    assert torch.equal(dequantized_groups(ordered), dequantized_groups(weight))
+
+
+@pytest.mark.parametrize("form", ["nvfp4", "int4-32", "int8-row"])
+def test_a_stack_stays_as_it_is_when_the_kernel_has_no_such_weights(form: str) -> None:
+    weight = random_weight(form, 6, 96)
+    assert ordered_for_mx_experts(weight) is weight
