@@ -12,7 +12,7 @@ SIGNS, NUMBERS = 0x80008000, 0x01C001C0
 
 def test_each_step_yields_two_columns_as_bf16_when_words_are_ordered() -> None:
     integers = torch.randint(0, 16, (5, 2 * GROUP_COLUMNS), generator=torch.Generator().manual_seed(1))
-    words = mx_ordered(packed_pairs(integers)).view(torch.int32).long() & 0xFFFFFFFF
+    words = mx_ordered(packed_pairs(integers)).view(torch.int32).long() & 0xFFFFFFFF  # two words each
     steps = (
         words & (SIGNS | NUMBERS),
         (words << 3) & (SIGNS | NUMBERS),
@@ -20,8 +20,8 @@ def test_each_step_yields_two_columns_as_bf16_when_words_are_ordered() -> None:
         ((words << 2) & SIGNS) | ((words << 6) & NUMBERS),
     )
     halves = torch.stack([torch.stack((step & 0xFFFF, step >> 16), dim=-1) for step in steps], dim=-2)
-    found = halves.to(torch.uint16).view(torch.bfloat16).double() * 2.0**126  # row, word, step, half
-    by_column = found.unflatten(1, (-1, 4)).unflatten(3, (2, 2)).movedim(3, 2).reshape(integers.shape)
+    found = halves.to(torch.uint16).view(torch.bfloat16).double() * 2.0**126  # row, two words, step, word of both
+    by_column = found.unflatten(1, (-1, 4)).movedim(3, 2).reshape(integers.shape)
     table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
     assert torch.equal(by_column, torch.where(integers < 8, 1, -1) * table[integers & 7])
 

@@ -1,9 +1,9 @@
 """Experts in MXFP4 (OCP Microscaling Formats 1.0) for Hopper: wgmma's left operand are weights, widened in registers.
 
-`mx_ordered` arranges the values of a checkpoint once. A 32-bit word has eight values, of which each step of a few
-instructions yields two as bf16 over 2 ** 126: E2M1's three lower bits are the lowest of bf16's exponent and the highest
-of its fraction, and subnormal numbers agree, too. One multiplication by the group's scale follows. So a pass that reads
-every weight once is bound by memory, with one token as with many.
+`mx_ordered` arranges the values of a checkpoint once. A word of 16 bits has four of them, of which a few instructions
+for two words yield each as bf16 over 2 ** 126: E2M1's three lower bits are the lowest of bf16's exponent and the
+highest of its fraction, and subnormal numbers agree, too. One multiplication by the group's scale follows. The four
+products with x's columns are separate steps, so that no value changes its register.
 (Frantar et al. 2024, Marlin, arXiv 2408.11743, arranges integers for such a purpose.)
 """
 
@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight
-from mini_infer_engine.kernels.gemm.mx_order import GROUP_BYTES, GROUP_COLUMNS
+from mini_infer_engine.kernels.gemm.mx_order import GROUP_COLUMNS, GROUP_WORDS
 from mini_infer_engine.kernels.moe.gated import gated
 from mini_infer_engine.kernels.moe.grouped_gemm import tile_of
 from mini_infer_engine.kernels.moe.route import Routing
@@ -37,15 +37,17 @@ _WIDEN: tl.constexpr = tl.constexpr(
     shl.b32 sign, $4, 2;
     lop3.b32 $3, sign, 0x80008000, number, 0xEA;
     mul.rn.bf16x2 $0, $0, $5;
-    mul.rn.bf16x2 $1, $1, $6;
+    mul.rn.bf16x2 $1, $1, $5;
     mul.rn.bf16x2 $2, $2, $5;
-    mul.rn.bf16x2 $3, $3, $6;
+    mul.rn.bf16x2 $3, $3, $5;
     }
     """
 )
-"""Widens the eight values of a word of `mx_order`, two in each result, and multiplies by the scales of their bytes."""
+"""Widens the values of two words of `mx_order` and multiplies them by the scales of their groups: the words' first
+values, their second ones, and so on.
+"""
 _GROUP: tl.constexpr = tl.constexpr(GROUP_COLUMNS)
-_BYTES: tl.constexpr = tl.constexpr(GROUP_BYTES)
+_WORDS: tl.constexpr = tl.constexpr(GROUP_WORDS)
 _SCALE_STEPS: tl.constexpr = tl.constexpr(100)
 """Added to a scale's exponent for bf16: widened values are the weights times 2 ** -26."""
 _LEAST_SCALE: tl.constexpr = tl.constexpr(28)
@@ -56,10 +58,10 @@ _UNIT: tl.constexpr = tl.constexpr(2.0**26)
 
 @dataclass(frozen=True, slots=True)
 class MXTile:
-    """The tile of one program: rows of the weight (gate and up together), bytes of a row in a step, and stages."""
+    """The tile of one program: rows of the weight (gate and up together), words of a row in a step, and stages."""
 
     rows: int
-    row_bytes: int
+    words: int
     num_warps: int
     num_stages: int
 
@@ -77,7 +79,7 @@ def _mx_experts(
     out,
     tokens,
     N,
-    row_bytes,
+    row_words,
     groups,
     x_stride,
     TOP_K: tl.constexpr,
@@ -87,7 +89,7 @@ def _mx_experts(
     GATED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_BYTES: tl.constexpr,
+    BLOCK_WORDS: tl.constexpr,
     LIMIT: tl.constexpr,
 ):
     """Grouped GEMM with weights on the left: one program per (block of BLOCK_N rows of the weight, tile of tokens).
@@ -116,34 +118,38 @@ def _mx_experts(
         column = tl.program_id(0) * BLOCK_N + number
         row = expert.to(tl.int64) * N + column.to(tl.int64)
     inside = column < N
-    byte = tl.arange(0, BLOCK_BYTES)
-    group = tl.arange(0, BLOCK_BYTES // _BYTES)
-    k = byte // _BYTES * _GROUP + byte % _BYTES  # of the low halves of x's groups
+    word = tl.arange(0, BLOCK_WORDS)
+    group = tl.arange(0, BLOCK_WORDS // _WORDS)
+    k = word // _WORDS * _GROUP + word % _WORDS  # the columns of the words' first values
     sources = x + (pair // TOP_K if GATED else pair).to(tl.int64)[:, None] * x_stride + k[None, :]
-    values_at = values + row[:, None] * row_bytes + byte[None, :]
+    values_at = values + row[:, None] * row_words + word[None, :]
     scales_at = scales + row[:, None] * groups + group[None, :]
     acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
-    for start in range(0, row_bytes, BLOCK_BYTES):
-        in_row = byte < row_bytes - start
+    for start in range(0, row_words, BLOCK_WORDS):
+        in_row = word < row_words - start
         packed = tl.load(values_at + start, mask=inside[:, None] & in_row[None, :], other=0)
-        first_group = start // _BYTES
-        in_groups = group < groups - first_group
-        exponent = tl.load(scales_at + first_group, mask=inside[:, None] & in_groups[None, :], other=_LEAST_SCALE)
-        low = tl.load(sources + 2 * start, mask=has_row[:, None] & in_row[None, :], other=0.0)
-        high = tl.load(sources + 2 * start + _BYTES, mask=has_row[:, None] & in_row[None, :], other=0.0)
+        in_groups = group < groups - start // _WORDS
+        exponent = tl.load(scales_at + start // _WORDS, mask=inside[:, None] & in_groups[None, :], other=_LEAST_SCALE)
+        of_x = has_row[:, None] & in_row[None, :]
+        x0 = tl.load(sources + 4 * start, mask=of_x, other=0.0)
+        x1 = tl.load(sources + 4 * start + _WORDS, mask=of_x, other=0.0)
+        x2 = tl.load(sources + 4 * start + 2 * _WORDS, mask=of_x, other=0.0)
+        x3 = tl.load(sources + 4 * start + 3 * _WORDS, mask=of_x, other=0.0)
         limited = tl.minimum(tl.maximum(exponent.to(tl.int32), _LEAST_SCALE), _LARGEST_SCALE)
         scale = ((limited + _SCALE_STEPS) << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)
-        scale = tl.broadcast_to(scale[:, :, None], (BLOCK_N, BLOCK_BYTES // _BYTES, _BYTES))
-        low_weights, high_weights = tl.inline_asm_elementwise(
+        scale = tl.broadcast_to(scale[:, :, None], (BLOCK_N, BLOCK_WORDS // _WORDS, _WORDS))
+        w0, w1, w2, w3 = tl.inline_asm_elementwise(
             _WIDEN,
-            "=&r,=&r,=&r,=&r,r,r,r",
-            [packed, tl.reshape(scale, (BLOCK_N, BLOCK_BYTES))],
-            dtype=(tl.bfloat16, tl.bfloat16),
+            "=&r,=&r,=&r,=&r,r,r",
+            [packed, tl.reshape(scale, (BLOCK_N, BLOCK_WORDS))],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
             is_pure=True,
-            pack=4,
+            pack=2,
         )
-        acc = tl.dot(low_weights, tl.trans(low), acc)
-        acc = tl.dot(high_weights, tl.trans(high), acc)
+        acc = tl.dot(w0, tl.trans(x0), acc)
+        acc = tl.dot(w1, tl.trans(x1), acc)
+        acc = tl.dot(w2, tl.trans(x2), acc)
+        acc = tl.dot(w3, tl.trans(x3), acc)
     acc *= _UNIT
     if bias is not None:
         acc += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)[:, None]
@@ -181,7 +187,7 @@ def mx_product(
     tiles = min(pairs, num_experts + pairs // height) if num_experts else pairs
     _mx_experts[(cdiv(n * (1 + is_gated), tile.rows), tiles)](
         x,
-        weight.values,
+        weight.values.view(torch.int16),
         weight.scales,
         bias,
         routing.counts,
@@ -191,7 +197,7 @@ def mx_product(
         out,
         tokens,
         n,
-        weight.values.shape[-1],
+        weight.values.shape[-1] // 2,
         weight.scales.shape[-1],
         x.stride(0),
         TOP_K=top_k,
@@ -201,7 +207,7 @@ def mx_product(
         GATED=is_gated,
         BLOCK_M=height,
         BLOCK_N=tile.rows,
-        BLOCK_BYTES=tile.row_bytes,
+        BLOCK_WORDS=tile.words,
         LIMIT=limit,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -235,7 +241,7 @@ def mx_experts(
     return out
 
 
-_TILES = {16: MXTile(64, 64, 4, 4), 32: MXTile(64, 64, 4, 4), 64: MXTile(128, 64, 4, 3), 128: MXTile(128, 32, 8, 4)}
+_TILES = {16: MXTile(64, 64, 4, 3), 32: MXTile(64, 64, 4, 3), 64: MXTile(128, 32, 4, 3), 128: MXTile(256, 32, 8, 3)}
 """By tokens in a tile, for both products."""
 
 
