@@ -55,11 +55,13 @@ from tests.support.tiny_models import (
     DEEPSEEK_V3,
     GATED_DELTA,
     GATED_MOE,
+    GLM_MOE,
     GPT_OSS,
     GREEDY,
     LFM2,
     LONGROPE_PARTIAL,
     MAMBA,
+    MINIMAX_M2,
     NEMOTRON,
     PageDealer,
     chunk,
@@ -78,6 +80,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": DEEPSEEK_V3,
     "gpt_oss": GPT_OSS,
+    "glm4": {"head_dim": 16},
+    "glm4_moe": GLM_MOE,
+    "minimax_m2": MINIMAX_M2,
     "gemma2": {"head_dim": 16, "sliding_window": 9, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0},
 }
 
@@ -134,6 +139,9 @@ def sampled_by(runner: ModelRunner, *rows: Row, num_decodes: int = 0) -> list[in
         ("deepseek_v3", 4),
         ("gpt_oss", 0),
         ("gpt_oss", 4),
+        ("glm4", 4),
+        ("glm4_moe", 4),
+        ("minimax_m2", 4),
     ],
 )
 def test_passes_equal_transformers(

@@ -19,7 +19,7 @@ def quantize_folder(folder: Path, form: str) -> dict[str, torch.Tensor]:
     tensors = load_file(folder / "model.safetensors")
     written, exact = dict(tensors), dict(tensors)
     for name, tensor in tensors.items():
-        if name.endswith(("_proj.weight", "_with_mqa.weight")):
+        if name.endswith(("_proj.weight", "_with_mqa.weight", ".w1.weight", ".w2.weight", ".w3.weight")):
             weight, scale, wide = quantized(tensor, form)
             written[name], exact[name] = weight, weight.float() * wide
             written[name + ("_scale_inv" if form == "fp8-block" else "_scale")] = scale

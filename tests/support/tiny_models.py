@@ -94,6 +94,24 @@ DEEPSEEK_YARN: dict[str, Any] = DEEPSEEK | {
 }
 """V2's: yarn with mscale, queries from a latent, experts from the best groups; `DEEPSEEK` has V2-Lite's."""
 DEEPSEEK_V3: dict[str, Any] = {name: value for name, value in DEEPSEEK_YARN.items() if name != "topk_method"}
+GLM_MOE: dict[str, Any] = {
+    "head_dim": 16,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 40,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+    "attention_bias": True,
+    "use_qk_norm": True,
+}
+MINIMAX_M2: dict[str, Any] = {
+    "head_dim": 24,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 40,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
+}
 GPT_OSS: dict[str, Any] = {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 11}
 GATED_DELTA: dict[str, Any] = {
     # Gated norms enlarge the rounding of small outputs: at 0.2 transformers' chunks and its steps differ by 5e-4.

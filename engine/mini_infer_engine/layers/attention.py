@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mini_infer_engine.config.model.model_config import ModelConfig
+from mini_infer_engine.layers.head_order import RotatedProjection, head_order
 from mini_infer_engine.layers.linear import Linear, PackedLinear, row_parallel
 from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.layers.placement import Part, Placement
@@ -54,9 +55,14 @@ class Attention(AttentionBlock):
         """The KV heads of this rank; if there are fewer KV heads than ranks, several ranks have the same one."""
         sizes = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads, "v_proj": config.num_kv_heads}
         parts = {name: parallel.heads(heads, config.head_dim) for name, heads in sizes.items()}
-        self.qkv_proj: Linear = PackedLinear(config.hidden_size, parts, bias=config.qkv_bias)
-        self.q_norm = RMSNorm.of(config, config.head_dim) if has_qk_norm else None
-        self.k_norm = RMSNorm.of(config, config.head_dim) if has_qk_norm else None
+        order = head_order(self.rope, config.head_dim)
+        self.qkv_proj: Linear = (
+            PackedLinear(config.hidden_size, parts, bias=config.qkv_bias)
+            if order is None
+            else RotatedProjection(config.hidden_size, parts, order, bias=config.qkv_bias)
+        )
+        self.q_norm = RMSNorm.of(config, config.head_dim, order=order) if has_qk_norm else None
+        self.k_norm = RMSNorm.of(config, config.head_dim, order=order) if has_qk_norm else None
         self.qk_norm_weight: Tensor | None = None  # [heads + kv_heads, head_dim]
         self._heads = parallel.heads(config.num_heads, 1)
         if config.attention_sinks:

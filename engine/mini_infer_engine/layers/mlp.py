@@ -3,7 +3,8 @@
 from torch import nn
 
 from mini_infer_engine.config.model.model_config import ModelConfig
-from mini_infer_engine.layers.linear import Linear, PackedLinear, row_parallel
+from mini_infer_engine.config.parallelism.tensor_parallel import side_by_side
+from mini_infer_engine.layers.linear import Linear, PackedLinear, column_parallel, row_parallel
 
 
 class SquaredMLP(nn.Module):
@@ -27,3 +28,12 @@ class GatedMLP(nn.Module):
             config.hidden_size, {"gate_proj": share, "up_proj": share}, bias=config.mlp_bias
         )
         self.down_proj = row_parallel(config.intermediate_size, config.hidden_size, parallel, bias=config.mlp_bias)
+
+
+class FusedGatedMLP(GatedMLP):
+    """A `GatedMLP` whose checkpoints have gate and up in one tensor, `gate_up_proj`."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        share = config.tensor_parallel.even(config.intermediate_size)
+        self.gate_up_proj = column_parallel(config.hidden_size, side_by_side([share, share]))

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.config.parallelism.tensor_parallel import Shard
+from mini_infer_engine.layers.head_order import reordering
 from mini_infer_engine.layers.placement import Part, Placement
 
 
@@ -14,11 +15,19 @@ class RMSNorm(nn.Module):
     """Computes x / rms(x) * (offset + weight) over the last dimension (Zhang and Sennrich 2019, arXiv 1910.07467)."""
 
     def __init__(
-        self, size: int, eps: float, *, offset: float = 0.0, columns: Shard | None = None, copies: int = 1
+        self,
+        size: int,
+        eps: float,
+        *,
+        offset: float = 0.0,
+        columns: Shard | None = None,
+        copies: int = 1,
+        order: Tensor | None = None,
     ) -> None:
         """Takes this rank's `columns` of a norm over those of all ranks; None: it has all.
 
-        `copies` is the number of ranks that have the same columns.
+        `copies` is the number of ranks that have the same columns. `order` is that of a head's dimensions
+        (`head_order`), of norms over heads.
         """
         super().__init__()
         size = size if columns is None else columns.count
@@ -26,25 +35,28 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
         self.eps = eps
         self._offset = offset
+        self._order = order
 
     @classmethod
-    def of(cls, config: ModelConfig, size: int | None = None) -> "RMSNorm":
+    def of(cls, config: ModelConfig, size: int | None = None, *, order: Tensor | None = None) -> "RMSNorm":
         """Returns a norm over the hidden width, or over `size`, with the model's epsilon and offset."""
-        return cls(config.hidden_size if size is None else size, config.rms_norm_eps, offset=config.norm_offset)
+        size = config.hidden_size if size is None else size
+        return cls(size, config.rms_norm_eps, offset=config.norm_offset, order=order)
 
     @classmethod
-    def of_heads(cls, config: ModelConfig, num_heads: int) -> "RMSNorm":
+    def of_heads(cls, config: ModelConfig, num_heads: int, *, order: Tensor | None = None) -> "RMSNorm":
         """Returns a norm over all heads of q or of k together, of which a rank of a tensor-parallel group has some."""
         parallel, size = config.tensor_parallel, num_heads * config.head_dim
         if parallel.size == 1:
-            return cls.of(config, size)
+            return cls.of(config, size, order=order)
         columns, copies = parallel.heads(num_heads, config.head_dim), parallel.copies(num_heads)
-        return cls(size, config.rms_norm_eps, offset=config.norm_offset, columns=columns, copies=copies)
+        return cls(size, config.rms_norm_eps, offset=config.norm_offset, columns=columns, copies=copies, order=order)
 
     def checkpoint_tensors(self, path: str) -> dict[str, Placement]:
         """Maps checkpoint names to the memory that they fill."""
         part = None if self.columns is None else Part(0, self.columns)
-        return {f"{path}.weight": Placement(self.weight, part=part)}
+        placement = Placement(self.weight, part=part)
+        return {f"{path}.weight": placement if self._order is None else reordering(placement, self._order)}
 
     def finish_loading(self) -> None:
         """Adds the offset to the weight, which is fp32 from then on: Gemma's weights are small beside their offset."""

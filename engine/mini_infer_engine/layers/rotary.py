@@ -107,15 +107,17 @@ class Rotary:
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
-def partial_rotary_order(head_dim: int, rotary_dim: int) -> Tensor:
+def rotary_order(head_dim: int, rotary_dim: int, *, interleaved: bool = False) -> Tensor:
     """Returns the checkpoint's dimension at each dimension of a head, [head_dim], if only the first ones are rotated.
 
-    Checkpoints have the two halves of the rotated dimensions side by side, and `rotate_` half a head apart. Queries and
-    keys in the same new order have the same products.
+    Checkpoints have the two halves of the rotated dimensions side by side, or each pair's two dimensions
+    (`interleaved`), and `rotate_` half a head apart. Queries and keys in the same new order have the same products.
     """
     half, rest = rotary_dim // 2, (head_dim - rotary_dim) // 2
     dims = torch.arange(head_dim, device="cpu")  # also where a model is built without memory
     first, second, others = dims[:half], dims[half : 2 * half], dims[2 * half :]
+    if interleaved:
+        first, second = dims[: 2 * half : 2], dims[1 : 2 * half : 2]
     return torch.cat((first, others[:rest], second, others[rest:]))
 
 

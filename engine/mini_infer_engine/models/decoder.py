@@ -27,7 +27,8 @@ from mini_infer_engine.models.causal_model import CausalModel
 from mini_infer_engine.models.hidden_taps import HiddenTaps
 from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState
 
-_LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.")
+LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.")
+"""The beginning of a checkpoint's name of a tensor in a layer."""
 _EXPERT_NAME = re.compile(r"\.experts\.(\d+)\.")
 
 
@@ -288,7 +289,7 @@ class DecoderModel(CausalModel):
 
     def _is_of_another_stage(self, checkpoint_name: str) -> bool:
         """True if another stage of the pipeline has this tensor."""
-        if (found := _LAYER_NAME.match(checkpoint_name)) is not None:
+        if (found := LAYER_NAME.match(checkpoint_name)) is not None:
             return int(found[1]) < self.config.num_layers and int(found[1]) not in self.config.layers
         return checkpoint_name.startswith(("model.embed_tokens.", "model.norm.", "lm_head."))
 

@@ -101,7 +101,7 @@ def parse_deepseek(
         "attention_scale": latent.qk_dim**-0.5 * mscale(rope) ** 2,
     }
     common = parse_decoder(fields, architecture, eos_token_ids, **different)
-    first, step = _layer_number(fields, "first_k_dense_replace"), fields.size("moe_layer_freq", 1)
+    first, step = layer_number(fields, "first_k_dense_replace"), fields.size("moe_layer_freq", 1)
     sparse = frozenset(layer for layer in range(first, num_layers) if layer % step == 0)
     return DeepseekConfig(**common, moe=moe, sparse_layers=sparse, latent=latent)
 
@@ -126,7 +126,7 @@ def moe_spec(fields: Fields, *, in_groups: bool, normalizes: bool, **different: 
         num_experts=num_experts,
         top_k=top_k,
         normalizes_top_k=normalizes,
-        num_shared=_layer_number(fields, "n_shared_experts"),
+        num_shared=layer_number(fields, "n_shared_experts"),
         scale=fields.number("routed_scaling_factor", 1.0),
         num_groups=groups,
         top_groups=top_groups,
@@ -141,7 +141,8 @@ def mscale(rope: RopeParameters) -> float:
     return 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0
 
 
-def _layer_number(fields: Fields, key: str) -> int:
+def layer_number(fields: Fields, key: str) -> int:
+    """Returns a number of layers or experts that may be 0, which is the default."""
     value = fields.optional_integer(key) or 0
     if value < 0:
         raise fields.refuse(key, "must not be negative.")

@@ -12,15 +12,16 @@ from torch.nn import functional
 from mini_infer_engine.config.json_fields import Fields
 from mini_infer_engine.config.model.model_config import ModelConfig, parse_activation, parse_decoder
 from mini_infer_engine.config.model.recurrence import GatedDeltaSpec, Mixer, mixers_by_layer
-from mini_infer_engine.config.model.rope import RopeParameters, parse_rope, rope_object
+from mini_infer_engine.config.model.rope import parse_partial_rope
 from mini_infer_engine.layers.attention import Attention, AttentionBlock
 from mini_infer_engine.layers.gated_delta_net import GatedDeltaNet, GatedDeltaProjection
+from mini_infer_engine.layers.head_order import reordered
 from mini_infer_engine.layers.linear import Linear, PackedLinear
 from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.layers.placement import Placement
 from mini_infer_engine.layers.recurrent import RecurrentBlock
-from mini_infer_engine.layers.rotary import partial_rotary_order
+from mini_infer_engine.layers.rotary import rotary_order
 from mini_infer_engine.models.causal_model import StoredWeights
 from mini_infer_engine.models.decoder import DecoderLayer
 from mini_infer_engine.models.recurrent_decoder import HybridModel, RecurrentLayer
@@ -32,19 +33,6 @@ _KINDS: dict[str, Mixer] = {"linear_attention": "recurrent", "full_attention": "
 _DEFAULT_INTERVAL = 4
 _DEFAULT_HEAD_DIM = 256
 _DEFAULT_PARTIAL = 0.25
-
-
-class _HeadNorm(RMSNorm):
-    """A norm over single heads that are rotated in part."""
-
-    def __init__(self, config: ModelConfig, order: Tensor) -> None:
-        super().__init__(config.head_dim, config.rms_norm_eps, offset=config.norm_offset)
-        self._order = order
-
-    def checkpoint_tensors(self, path: str) -> dict[str, Placement]:
-        """Maps the checkpoint's weight to the order of `Rotary`."""
-        expand = partial(_reordered, self._order)
-        return {name: replace(placed, expand=expand) for name, placed in super().checkpoint_tensors(path).items()}
 
 
 class _GatedProjection(PackedLinear):
@@ -63,7 +51,7 @@ class _GatedProjection(PackedLinear):
         """Maps checkpoint names to memory, and reorders the rows of queries, gates and keys."""
         orders: dict[str, Callable[[Tensor], Tensor]] = {
             "q_proj": self._gates_and_queries,
-            "k_proj": partial(_reordered, self._order),
+            "k_proj": partial(reordered, self._order),
         }
         tensors = super().checkpoint_tensors(path)
         for name, placement in tensors.items():
@@ -73,12 +61,7 @@ class _GatedProjection(PackedLinear):
 
     def _gates_and_queries(self, weight: Tensor) -> Tensor:
         heads = weight.view(-1, 2, self._head_dim, *weight.shape[1:])
-        return torch.cat((heads[:, 1].flatten(0, 1), _reordered(self._order, heads[:, 0].flatten(0, 1))))
-
-
-def _reordered(order: Tensor, weight: Tensor) -> Tensor:
-    """Returns rows of whole heads with the dimensions of each head in another order."""
-    return weight.view(-1, len(order), *weight.shape[1:])[:, order].flatten(0, 1)
+        return torch.cat((heads[:, 1].flatten(0, 1), reordered(self._order, heads[:, 0].flatten(0, 1))))
 
 
 class GatedAttention(Attention):
@@ -86,9 +69,9 @@ class GatedAttention(Attention):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__(config, layer)
-        order = partial_rotary_order(config.head_dim, self.rope.rotary_dim(config.head_dim))
+        order = rotary_order(config.head_dim, self.rope.rotary_dim(config.head_dim))
         self.qkv_proj: Linear = _GatedProjection(config, order)
-        self.q_norm, self.k_norm = _HeadNorm(config, order), _HeadNorm(config, order)
+        self.q_norm, self.k_norm = (RMSNorm.of(config, config.head_dim, order=order) for _ in range(2))
 
 
 class GatedAttentionLayer(SparseLayer):
@@ -187,18 +170,10 @@ def parse_gated_delta_decoder(fields: Fields, architecture: str, eos_token_ids: 
         "qkv_bias": bias,
         "output_bias": bias,
         "activation": parse_activation(fields),
-        "ropes": (_rope(fields),) * num_layers,
+        "ropes": (parse_partial_rope(fields, _DEFAULT_PARTIAL),) * num_layers,
         "norm_offset": 1.0,
         "default_head_dim": _DEFAULT_HEAD_DIM,
         "mixers": mixers_by_layer(fields, num_layers, _KINDS, otherwise),
         "recurrence": spec,
     }
     return parse_decoder(fields, architecture, eos_token_ids, **different)
-
-
-def _rope(fields: Fields) -> RopeParameters:
-    """Returns the rotation, by default of the first quarter of a head; of text, which has one position a token."""
-    _, raw = rope_object(fields)
-    partial = raw.get("partial_rotary_factor", fields.values.get("partial_rotary_factor", _DEFAULT_PARTIAL))
-    fields = Fields(fields.path, {**fields.values, "partial_rotary_factor": partial})
-    return parse_rope(fields, fields.size("max_position_embeddings"), allows_partial=True)

@@ -6,22 +6,24 @@ from torch import Tensor
 
 from mini_infer_engine.config.json_fields import Fields
 from mini_infer_engine.config.model.model_config import ModelConfig, parse_activation, parse_decoder
+from mini_infer_engine.layers.head_order import head_order
 from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel, OutputNormLayer
 from mini_infer_engine.ops.base import Ops, ResidualState
 
 
-class Olmo2Layer(OutputNormLayer):
-    """A layer with a norm after attention and after MLP, and none before them."""
+class AllHeadsNormLayer(DecoderLayer):
+    """A decoder layer with a norm over all heads of q together, and one over all heads of k."""
 
-    has_input_norm: ClassVar[bool] = False
-    has_feedforward_norm: ClassVar[bool] = False
+    def add_mixer(self, config: ModelConfig, layer: int) -> None:
+        """Adds attention and the two norms.
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__(config, layer)
-        # Not the attention's: what norms each head by itself is another thing, and rides along with the rotation.
-        self.q_norm = RMSNorm.of_heads(config, config.num_heads)
-        self.k_norm = RMSNorm.of_heads(config, config.num_kv_heads)
+        They are not the attention's: its norms are over each head by itself, and are fused with the rotation.
+        """
+        super().add_mixer(config, layer)
+        order = head_order(self.self_attn.rope, config.head_dim)
+        self.q_norm = RMSNorm.of_heads(config, config.num_heads, order=order)
+        self.k_norm = RMSNorm.of_heads(config, config.num_kv_heads, order=order)
 
     def project(self, ops: Ops, state: ResidualState) -> Tensor:
         """Returns q, k and v, with q and k normalised over all their heads."""
@@ -30,6 +32,13 @@ class Olmo2Layer(OutputNormLayer):
         ops.norm_columns_(qkv, slice(0, q_width), self.q_norm)
         ops.norm_columns_(qkv, slice(q_width, q_width + kv_width), self.k_norm)
         return qkv
+
+
+class Olmo2Layer(AllHeadsNormLayer, OutputNormLayer):
+    """A layer with a norm after attention and after MLP, and none before them."""
+
+    has_input_norm: ClassVar[bool] = False
+    has_feedforward_norm: ClassVar[bool] = False
 
 
 class Olmo2ForCausalLM(DecoderModel):

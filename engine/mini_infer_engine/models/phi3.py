@@ -4,16 +4,16 @@ from dataclasses import replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mini_infer_engine.config.json_fields import Fields
 from mini_infer_engine.config.model.model_config import ModelConfig, parse_activation, parse_decoder, sliding_window
 from mini_infer_engine.config.model.rope import parse_rope, rope_object
 from mini_infer_engine.config.parallelism.tensor_parallel import side_by_side
-from mini_infer_engine.layers.linear import Linear, column_parallel
-from mini_infer_engine.layers.mlp import GatedMLP
+from mini_infer_engine.layers.linear import Linear
+from mini_infer_engine.layers.mlp import FusedGatedMLP
 from mini_infer_engine.layers.placement import Placement
-from mini_infer_engine.layers.rotary import partial_rotary_order
+from mini_infer_engine.layers.rotary import rotary_order
 from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel
 
 _ORIGINAL_POSITIONS = 4096
@@ -42,7 +42,7 @@ class Phi3QKV(Linear):
         return {name: replace(placement, expand=self._reordered) for name, placement in tensors.items()}
 
     def _reordered(self, weight: Tensor) -> Tensor:
-        order = partial_rotary_order(self.head_dim, self.rotary_dim)
+        order = rotary_order(self.head_dim, self.rotary_dim)
         rotated = self.rotated_heads * self.head_dim
         heads = weight[:rotated].view(self.rotated_heads, self.head_dim, *weight.shape[1:])[:, order]
         return torch.cat((heads.flatten(0, 1), weight[rotated:]))
@@ -53,10 +53,12 @@ class Phi3Layer(DecoderLayer):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__(config, layer)
-        assert isinstance(self.mlp, GatedMLP)
         self.self_attn.qkv_proj = Phi3QKV(config)
-        share = config.tensor_parallel.even(config.intermediate_size)
-        self.mlp.gate_up_proj = column_parallel(config.hidden_size, side_by_side([share, share]))
+
+    def make_mlp(self, config: ModelConfig, layer: int) -> nn.Module:
+        """Returns the feed-forward block, with gate and up in one tensor."""
+        del layer  # all are alike
+        return FusedGatedMLP(config)
 
 
 class Phi3ForCausalLM(DecoderModel):

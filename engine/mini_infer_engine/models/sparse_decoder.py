@@ -10,7 +10,7 @@ from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.layers.mlp import GatedMLP
 from mini_infer_engine.layers.moe import MoESpec, SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
-from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel
+from mini_infer_engine.models.decoder import LAYER_NAME, DecoderLayer, DecoderModel
 from mini_infer_engine.ops.base import Ops, ResidualState
 
 
@@ -31,6 +31,12 @@ def experts_per_token(fields: Fields, default: int, num_experts: int, named: str
     if top_k > num_experts:
         raise fields.refuse("num_experts_per_tok", f"must be at most {named} = {num_experts}.")
     return top_k
+
+
+def predicts_further(config: ModelConfig, checkpoint_name: str) -> bool:
+    """Returns True for tensors of layers behind the last one, which predict several tokens at once."""
+    found = LAYER_NAME.match(checkpoint_name)
+    return found is not None and int(found[1]) >= config.num_layers
 
 
 class SparseLayer(DecoderLayer):

@@ -15,7 +15,15 @@ from mini_infer_engine.gguf.architectures import ARCHITECTURES
 GpuSupport = Literal["yes", "eager", "untested"]
 _NAMED_LLAMA_IN_GGUF = "MistralForCausalLM"
 """A model whose GGUF files are of the architecture llama."""
-_INTERPRETED = frozenset({"GptOssForCausalLM"})
+_INTERPRETED = frozenset(
+    {
+        "GlmForCausalLM",
+        "Glm4ForCausalLM",
+        "Glm4MoeForCausalLM",
+        "GptOssForCausalLM",
+        "MiniMaxM2ForCausalLM",
+    }
+)
 """Models of ours whose kernels have run in Triton's interpreter, and on no GPU yet."""
 
 
@@ -58,7 +66,7 @@ def supported_models() -> list[ModelSupport]:
         )
         for name, module in MODELS.items()
     ]
-    through = [_through_transformers(name, each) for name, each in THROUGH_TRANSFORMERS.items()]
+    through = [_through_transformers(name, each) for name, each in THROUGH_TRANSFORMERS.items() if name not in MODELS]
     return native + through + [_encoder(name, model_type) for name, model_type in ENCODERS.items()]
 
 

@@ -32,6 +32,7 @@ CHOSEN = [
     "qwen2", "qwen2-tied", "qwen3-tied", "llama-biased", "mistral-window", "gemma3", "gemma2-tight-caps", "qwen3-moe",
     "qwen3-moe-mixed", "mixtral", "phi3", "phi4-mini", "olmo2", "olmo2-biased", "granite-biased", "smollm3",
     "deepseek-v2-lite", "deepseek-v2", "deepseek-v2-dense", "deepseek-v3", "deepseek-v3-halves", "gpt-oss",
+    "glm", "glm4", "glm4-moe", "glm4-moe-air", "minimax-m2", "minimax-m2-one-kv-head",
 ]  # fmt: skip
 
 
@@ -93,11 +94,12 @@ def test_bfloat16_error_of_tensor_parallel_logits_equals_that_of_one_process(
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(
-    "variant", ["qwen3-moe", "qwen3-moe-mixed", "mixtral", "deepseek-v2-lite", "deepseek-v3", "gpt-oss"]
+    "variant",
+    ["qwen3-moe", "qwen3-moe-mixed", "mixtral", "deepseek-v2-lite", "deepseek-v3", "gpt-oss", "glm4-moe", "minimax-m2"],
 )
 def test_expert_parallel_logits_equal_one_process(variant: str, size: int, tmp_path: Path) -> None:
     architecture, changes = VARIANTS[variant]
-    names = {"mixtral": "num_local_experts", "qwen3_moe": "num_experts", "gpt_oss": "num_local_experts"}
+    names = dict.fromkeys(("mixtral", "gpt_oss", "minimax_m2"), "num_local_experts") | {"qwen3_moe": "num_experts"}
     experts = names.get(architecture, "n_routed_experts")
     width = {0: 33, 1: 36, 2: 34}[changes.get("n_shared_experts", 0)]  # the shared experts' alone is shared out
     save_tiny_model(tmp_path, architecture, **(changes | {experts: 8, "moe_intermediate_size": width}))

@@ -17,7 +17,16 @@ from tests.engine.models.test_quantization_on_load import rounded_by_loops
 from tests.support.fp4_checkpoints import quantize_folder as quantize_to_fp4
 from tests.support.fp8_checkpoints import quantize_folder as quantize_to_fp8
 from tests.support.integer_checkpoints import quantize_folder as quantize_to_integers
-from tests.support.tiny_models import DEEPSEEK, DEEPSEEK_V3, PageDealer, run_chunks, save_tiny_model, tiny_runner
+from tests.support.tiny_models import (
+    DEEPSEEK,
+    DEEPSEEK_V3,
+    GLM_MOE,
+    MINIMAX_M2,
+    PageDealer,
+    run_chunks,
+    save_tiny_model,
+    tiny_runner,
+)
 
 TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
 QWEN = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
@@ -25,6 +34,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3_moe": QWEN,
     "deepseek_v2": DEEPSEEK | {"moe_intermediate_size": 64},  # with two shared experts
     "deepseek_v3": DEEPSEEK_V3 | {"moe_intermediate_size": 96, "q_lora_rank": 64},
+    "glm4_moe": GLM_MOE,
+    "minimax_m2": MINIMAX_M2,
 }
 MAKERS: dict[str, Callable[[Path], dict[str, torch.Tensor]]] = {
     "fp8-block": partial(quantize_to_fp8, form="fp8-block"),
@@ -56,6 +67,8 @@ def quantized_and_exact(folder: Path, architecture: str, maker: Callable[[Path],
         ("deepseek_v2", "fp8-channel"),
         ("deepseek_v2", "nvfp4"),
         ("deepseek_v3", "fp8-block"),
+        ("glm4_moe", "fp8-channel"),
+        ("minimax_m2", "fp8-block"),
     ],
 )
 def test_logits_equal_those_of_the_dequantised_weights(architecture: str, maker: str, tmp_path: Path) -> None:

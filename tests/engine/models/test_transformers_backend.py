@@ -55,7 +55,7 @@ def check_text(directory: Path, model_type: str) -> None:
     model = save_model(directory, model_type)
     expected = [expected_tokens(model, prompt, LENGTH) for prompt in PROMPTS]
     assert max(len(set(tokens)) for tokens in expected) > 3, "a text that repeats one token shows nothing"
-    engine, runner = make_engine(directory)
+    engine, runner = make_engine(directory, model_impl="transformers")
     assert runner.config.model_impl == "transformers"
     assert generate(engine, PROMPTS[:1]) == expected[:1], "whole and alone"
     assert generate(engine, PROMPTS) == expected, "batched"
@@ -63,7 +63,8 @@ def check_text(directory: Path, model_type: str) -> None:
     assert engine.stats().cached_prompt_tokens > 50
     num_pages = runner.kv_cache.most_pages(140, 16, 30)  # what one sequence of the longest context takes
     memory = (num_pages + 1) * runner.worker.page_bytes(16, runner.kv_cache)
-    small, _ = make_engine(directory, kv_cache_memory=memory, max_num_batched_tokens=30, max_model_len=140)
+    limits = {"kv_cache_memory": memory, "max_num_batched_tokens": 30, "max_model_len": 140}
+    small, _ = make_engine(directory, model_impl="transformers", **limits)
     prompts = [PROMPTS[0], PROMPTS[0][:-1], PROMPTS[0][1:]]
     whole = generate(engine, prompts)
     assert whole[0] == expected[0]

@@ -36,11 +36,11 @@ def sharded_engine(directory: Path, size: int, **changes: Any) -> tuple[Engine, 
 def check_text(directory: Path, model_type: str, sizes: tuple[int, ...], length: int, **changes: Any) -> None:
     """Compares the text and the pages of several ranks with those of one process."""
     save_model(directory, model_type)
-    alone, whole = make_engine(directory)
+    alone, whole = make_engine(directory, model_impl="transformers")
     expected = generate(alone, PROMPTS, length)
     assert max(len(set(tokens)) for tokens in expected) > 3, "a text that repeats one token shows nothing"
     for size in sizes:
-        engine, group = sharded_engine(directory, size, **changes)
+        engine, group = sharded_engine(directory, size, model_impl="transformers", **changes)
         assert generate(engine, PROMPTS, length) == expected, f"{size} ranks"
         heads = whole.pool.spec.num_kv_heads
         assert {rank.pool.spec.num_kv_heads for rank in group.runners} == {max(1, heads // size)}

@@ -1,6 +1,6 @@
 """Reads from `config.json` how positions become rotations, under transformers 5's names or older ones."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from mini_infer_engine.config.errors import ModelError
@@ -34,6 +34,10 @@ class RopeParameters:
     """Divisors of longrope's frequencies for longer contexts."""
     partial: float = 1.0
     """Share of a head's dimensions that are rotated: the first ones of the checkpoint."""
+    interleaved: bool = False
+    """True if a rotated pair of the checkpoint is (2i, 2i + 1) instead of (i, i + rotary_dim / 2). Latent attention has
+    a field of its own.
+    """
 
     def context(self, max_position_embeddings: int) -> int:
         """Returns how many positions the model serves, derived as vLLM derives its `max_model_len`.
@@ -51,6 +55,10 @@ class RopeParameters:
     def rotary_dim(self, head_dim: int) -> int:
         """Returns the number of a head's dimensions that are rotated."""
         return int(head_dim * self.partial)
+
+    def reorders_heads(self, head_dim: int) -> bool:
+        """Returns True if a checkpoint has the dimensions of a head in another order than `layers.rotary`."""
+        return self.interleaved or self.rotary_dim(head_dim) != head_dim
 
 
 NO_ROTATION = RopeParameters(type="none")
@@ -71,6 +79,19 @@ def parse_rope(
     if any(isinstance(value, dict) for value in raw.values()):
         raise fields.refuse(key, "different rotations for different layers are not supported.")
     return parse_rope_object(fields, key, raw, max_position_embeddings, default_theta, allows_partial=allows_partial)
+
+
+def parse_partial_rope(
+    fields: Fields, default_partial: float, default_theta: float = _DEFAULT_THETA, *, interleaved: bool = False
+) -> RopeParameters:
+    """Returns the one rotation of all layers, of models that rotate `default_partial` of a head unless the file has
+    another `partial_rotary_factor`.
+    """
+    _, raw = rope_object(fields)
+    partial = raw.get("partial_rotary_factor", fields.values.get("partial_rotary_factor", default_partial))
+    fields = Fields(fields.path, {**fields.values, "partial_rotary_factor": partial})
+    rope = parse_rope(fields, fields.size("max_position_embeddings"), default_theta, allows_partial=True)
+    return replace(rope, interleaved=interleaved)
 
 
 def rope_object(fields: Fields) -> tuple[str, dict[str, Any]]:

@@ -75,7 +75,7 @@ THROUGH_TRANSFORMERS: dict[str, TransformersArchitecture] = {
     "Starcoder2ForCausalLM": TransformersArchitecture("starcoder2", gpu="graphs"),
     "VaultGemmaForCausalLM": TransformersArchitecture("vaultgemma"),
 }
-"""By the name in `architectures` of config.json."""
+"""By the name in `architectures` of config.json; `--model-impl transformers` runs those with a file of ours, too."""
 _INTERFACE = "its attention does not go through transformers' interface"
 _STATE = "its layers keep a state that is no attention"
 REFUSED = {
