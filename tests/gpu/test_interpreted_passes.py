@@ -55,6 +55,7 @@ from tests.support.tiny_models import (
     DEEPSEEK_V3,
     GATED_DELTA,
     GATED_MOE,
+    GEMMA4,
     GLM_MOE,
     GPT_OSS,
     GREEDY,
@@ -80,6 +81,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": DEEPSEEK_V3,
     "gpt_oss": GPT_OSS,
+    "gemma4_text": GEMMA4 | {"num_hidden_layers": 2, "layer_types": None},
     "glm4": {"head_dim": 16},
     "glm4_moe": GLM_MOE,
     "minimax_m2": MINIMAX_M2,
@@ -139,6 +141,8 @@ def sampled_by(runner: ModelRunner, *rows: Row, num_decodes: int = 0) -> list[in
         ("deepseek_v3", 4),
         ("gpt_oss", 0),
         ("gpt_oss", 4),
+        ("gemma4_text", 0),
+        ("gemma4_text", 4),
         ("glm4", 4),
         ("glm4_moe", 4),
         ("minimax_m2", 4),
@@ -147,7 +151,7 @@ def sampled_by(runner: ModelRunner, *rows: Row, num_decodes: int = 0) -> list[in
 def test_passes_equal_transformers(
     tmp_path: Path, interpreted: Callable[..., ModelRunner], architecture: str, decodes_beside: int
 ) -> None:
-    model = save_tiny_model(tmp_path, architecture, num_hidden_layers=2, **CHANGES.get(architecture, {}))
+    model = save_tiny_model(tmp_path, architecture, **({"num_hidden_layers": 2} | CHANGES.get(architecture, {})))
     runner = interpreted(decodes_beside=decodes_beside)
     assert isinstance(runner.executor, CudaExecutor)
     expected = reference_logits(model, TOKENS)

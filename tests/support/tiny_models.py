@@ -94,6 +94,31 @@ DEEPSEEK_YARN: dict[str, Any] = DEEPSEEK | {
 }
 """V2's: yarn with mscale, queries from a latent, experts from the best groups; `DEEPSEEK` has V2-Lite's."""
 DEEPSEEK_V3: dict[str, Any] = {name: value for name, value in DEEPSEEK_YARN.items() if name != "topk_method"}
+GEMMA4: dict[str, Any] = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 11,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 30.0,
+}
+GEMMA4_INPUTS: dict[str, Any] = GEMMA4 | {
+    "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": 210,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+}
+"""E2B's and E4B's: an input for each layer, and layers that share keys and values."""
+GEMMA4_MOE: dict[str, Any] = GEMMA4 | {
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 24,
+}
+"""26B-A4B's: experts beside the MLP, and keys that are values in full layers."""
 GLM_MOE: dict[str, Any] = {
     "head_dim": 16,
     "n_routed_experts": 6,
@@ -184,7 +209,7 @@ def save_tiny_model(directory: Path, architecture: str, *, shard_size: str = "1G
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **eager).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith("bias"):
+            if "norm" in name or name.endswith(("bias", "router.scale", "per_expert_scale")):
                 parameter.uniform_(0.5, 1.5)  # transformers' ones and zeros would hide that they are not loaded
             elif name.endswith("sinks"):
                 parameter.uniform_(-2.0, 4.0)  # from nearly nothing to most of the softmax
@@ -193,6 +218,8 @@ def save_tiny_model(directory: Path, architecture: str, *, shard_size: str = "1G
         for name, buffer in model.named_buffers():
             if name.endswith(("correction_bias", "expert_bias")):
                 buffer.uniform_(-0.3, 0.3)
+            elif name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5)
     model.save_pretrained(directory, max_shard_size=shard_size)
     return model
 

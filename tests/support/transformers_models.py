@@ -155,14 +155,15 @@ REFUSED: dict[str, Refused] = {
     "own mask": Refused("doge", "DogeForCausalLM", "mask", {"num_experts": 16}),
     "chunks": Refused("llama4_text", "Llama4ForCausalLM", "mask", {"num_key_value_heads": 2}),
     "encoder": Refused("bert", "BertLMHeadModel", "causal"),
-    "widths": Refused(
-        "gemma4_unified_text",
-        "Gemma4UnifiedForCausalLM",
-        "head_dim",
-        {"head_dim": 16, "global_head_dim": 32, "layer_types": ["sliding_attention", "full_attention"]},
-    ),
 }
 """By what is in the way."""
+WIDTHS = Refused(
+    "gemma4_unified_text",
+    "Gemma4UnifiedForCausalLM",
+    "head_dim",
+    {"head_dim": 16, "global_head_dim": 32, "layer_types": ["sliding_attention", "full_attention"]},
+)
+"""Heads of different widths, which a file of ours computes."""
 
 
 def save_config(directory: Path, refused: Refused) -> None:

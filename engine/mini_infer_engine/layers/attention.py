@@ -4,10 +4,12 @@ it.
 All kinds of attention derive from `AttentionBlock`; `latent_attention` has the other kind.
 """
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor, nn
 
-from mini_infer_engine.config.model.model_config import ModelConfig
+from mini_infer_engine.config.model.model_config import HeadShape, ModelConfig
 from mini_infer_engine.layers.head_order import RotatedProjection, head_order
 from mini_infer_engine.layers.linear import Linear, PackedLinear, row_parallel
 from mini_infer_engine.layers.norm import RMSNorm
@@ -24,11 +26,13 @@ class AttentionBlock(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, *, value_dim: int) -> None:
         """Takes `value_dim`, the width that one head contributes to the output."""
         super().__init__()
-        self.layer = config.attention_layers.index(layer)
-        """The layer's index among the layers with attention that this process builds, and so in the page pool."""
+        self.layer = config.kv_index(layer)
+        """The index of the layer's keys and values among those of equal width that this process stores, and so in the
+        page pool. Layers that share them have the same index.
+        """
         self.is_last = layer == config.num_layers - 1
         parallel = config.tensor_parallel
-        self.num_heads, self.head_dim = parallel.num_heads(config.num_heads), config.head_dim
+        self.num_heads, self.head_dim = parallel.num_heads(config.num_heads), config.head_shape(layer).head_dim
         """The heads of this rank."""
         self.out_width = self.num_heads * value_dim
         """The width of attention's output, which `o_proj` reads."""
@@ -41,6 +45,11 @@ class AttentionBlock(nn.Module):
         self.rotary: Rotary | None = None  # set by `DecoderModel.finish_loading`, shared by layers of one rotation
         self.o_proj = row_parallel(config.num_heads * value_dim, config.hidden_size, parallel, bias=config.output_bias)
 
+    @property
+    def head_shape(self) -> HeadShape:
+        """The KV heads of this rank, whose layers one backend computes."""
+        return HeadShape(1, self.head_dim)
+
     def finish_loading(self) -> None:
         """Derives tensors from the weights, after all linear layers have finished loading."""
 
@@ -48,25 +57,33 @@ class AttentionBlock(nn.Module):
 class Attention(AttentionBlock):
     """Grouped-query self-attention over the page pool (Ainslie et al. 2023, arXiv 2305.13245), optionally windowed."""
 
+    projected: Collection[str] = ("q_proj", "k_proj", "v_proj")
+    """The products that the checkpoint has; a subclass may make keys and values from others."""
+
     def __init__(self, config: ModelConfig, layer: int, *, has_qk_norm: bool = False) -> None:
-        super().__init__(config, layer, value_dim=config.head_dim)
-        parallel = config.tensor_parallel
-        self.num_kv_heads = parallel.num_heads(config.num_kv_heads)
+        shape, parallel = config.head_shape(layer), config.tensor_parallel
+        super().__init__(config, layer, value_dim=shape.head_dim)
+        self.num_kv_heads = parallel.num_heads(shape.num_kv_heads)
         """The KV heads of this rank; if there are fewer KV heads than ranks, several ranks have the same one."""
-        sizes = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads, "v_proj": config.num_kv_heads}
-        parts = {name: parallel.heads(heads, config.head_dim) for name, heads in sizes.items()}
-        order = head_order(self.rope, config.head_dim)
+        sizes = {"q_proj": config.num_heads, "k_proj": shape.num_kv_heads, "v_proj": shape.num_kv_heads}
+        parts = {name: parallel.heads(heads, self.head_dim) for name, heads in sizes.items() if name in self.projected}
+        order = head_order(self.rope, self.head_dim)
         self.qkv_proj: Linear = (
             PackedLinear(config.hidden_size, parts, bias=config.qkv_bias)
             if order is None
             else RotatedProjection(config.hidden_size, parts, order, bias=config.qkv_bias)
         )
-        self.q_norm = RMSNorm.of(config, config.head_dim, order=order) if has_qk_norm else None
-        self.k_norm = RMSNorm.of(config, config.head_dim, order=order) if has_qk_norm else None
+        self.q_norm = RMSNorm.of(config, self.head_dim, order=order) if has_qk_norm else None
+        self.k_norm = RMSNorm.of(config, self.head_dim, order=order) if has_qk_norm else None
         self.qk_norm_weight: Tensor | None = None  # [heads + kv_heads, head_dim]
         self._heads = parallel.heads(config.num_heads, 1)
         if config.attention_sinks:
             self.sinks = nn.Parameter(torch.empty(self.num_heads), requires_grad=False)
+
+    @property
+    def head_shape(self) -> HeadShape:
+        """The KV heads of this rank, whose layers one backend computes."""
+        return HeadShape(self.num_kv_heads, self.head_dim)
 
     def checkpoint_tensors(self, path: str) -> dict[str, Placement]:
         """Maps the checkpoint's sinks to those of this rank's heads; its layers and norms have placements of their

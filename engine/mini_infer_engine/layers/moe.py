@@ -10,7 +10,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from mini_infer_engine.config.parallelism.tensor_parallel import ALONE, Shard, TensorParallel
+from mini_infer_engine.config.model.model_config import Activation
+from mini_infer_engine.config.parallelism.tensor_parallel import ALONE, Shard, TensorParallel, side_by_side
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, dequantized_groups
 from mini_infer_engine.layers.linear import Linear, PackedLinear
 from mini_infer_engine.layers.placement import Part, Placement
@@ -57,7 +58,11 @@ class MoESpec:
     has_bias: bool = False
     """True if the router and the experts' products have biases."""
     swiglu_limit: float | None = None
-    """The bound of `swiglu_oai`, which gates the experts; None: silu(gate) * up."""
+    """The bound of `swiglu_oai`, which gates the experts; None: activation(gate) * up."""
+    activation: Activation = "silu"
+    """The activation of an expert's gate."""
+    has_expert_scale: bool = False
+    """True if each expert's weight is multiplied by a number of its own, after all weights are normalised."""
 
     @property
     def num_stacked(self) -> int:
@@ -151,6 +156,8 @@ class SparseMoE(nn.Module):
         self.latent_out_proj = None if spec.latent_size is None else Linear(hidden, spec.hidden_size)
         correction = torch.empty(spec.num_experts, dtype=torch.float32) if spec.has_correction else None
         self.correction = None if correction is None else nn.Parameter(correction, requires_grad=False)
+        scale = torch.empty(spec.num_experts) if spec.has_expert_scale else None
+        self.expert_scale = None if scale is None else nn.Parameter(scale, requires_grad=False)
         rows = 2 * width if spec.is_gated else width
         self.gate_up_proj = nn.Parameter(torch.empty(experts, rows, hidden), requires_grad=False)
         self.down_proj = nn.Parameter(torch.empty(experts, hidden, width), requires_grad=False)
@@ -185,12 +192,12 @@ class SparseMoE(nn.Module):
         tensors: dict[str, Placement] = {}
         if self.correction is not None:
             tensors[f"{path}.gate.e_score_correction_bias"] = Placement(self.correction)
+        if self.expert_scale is not None:
+            tensors[f"{path}.expert_scale"] = Placement(self.expert_scale)
         if not self.gate_up_proj.numel():
             return tensors  # a quantised checkpoint's layers have placements of their own
         if self.reads_stacks:
-            assert not self.is_summed, "a rank's part of a stack is not read yet"
-            stacks = {"gate_up_proj": self.gate_up_proj, "down_proj": self.down_proj}
-            return tensors | {f"{path}.experts.{name}": Placement(stack) for name, stack in stacks.items()}
+            return tensors | self._stacks(f"{path}.experts")
         for expert in range(self.spec.num_experts):
             name = f"{path}.experts.{expert}"
             if expert not in self.local_experts:
@@ -201,6 +208,19 @@ class SparseMoE(nn.Module):
             tensors[f"{name}.up_proj.weight"] = Placement(self.gate_up_proj[here, width:], part=rows)
             tensors[f"{name}.down_proj.weight"] = Placement(self.down_proj[here], part=columns)
         return tensors | (self._shared_tensors(f"{path}.shared_experts") if self.spec.num_shared else {})
+
+    def _stacks(self, name: str) -> dict[str, Placement]:
+        """Maps the tensors of all experts to this rank's experts, or to its share of the width of each."""
+        begin, end = self.local_experts.start, self.local_experts.stop
+        gate_up_part = down_part = None
+        if end - begin < self.spec.num_experts:
+            gate_up_part = down_part = Part(0, Shard(self.spec.num_experts, ((begin, end),)))
+        elif self.is_summed:
+            gate_up_part, down_part = Part(1, side_by_side([self._share, self._share])), Part(2, self._share)
+        return {
+            f"{name}.gate_up_proj": Placement(self.gate_up_proj, part=gate_up_part),
+            f"{name}.down_proj": Placement(self.down_proj, part=down_part),
+        }
 
     def _unread(self, name: str) -> dict[str, Placement]:
         """Returns placements of another rank's expert: its shapes are checked, and none of its rows are read."""

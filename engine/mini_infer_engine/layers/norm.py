@@ -80,6 +80,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
     return torch.mul(x, mean_square.rsqrt_(), out=out).mul_(weight)
 
 
+def unit_rms(x: Tensor, eps: float) -> Tensor:
+    """Computes x / rms(x) over the last dimension in fp32: a norm without weights."""
+    return rms_norm(x, _scalar(1.0, x.device), eps)
+
+
 @cache
 def _scalar(value: float, device: torch.device) -> Tensor:
     return torch.full((), value, device=device)

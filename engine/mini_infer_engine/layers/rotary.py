@@ -1,6 +1,7 @@
 """Computes rotary position embeddings: one table for the whole model, looked up once a pass.
 
-Frequencies follow transformers' `modeling_rope_utils` (default, linear, llama3, yarn, longrope), whose sources are Su
+Frequencies follow transformers' `modeling_rope_utils` (default, linear, llama3, yarn, longrope, and Gemma 4's
+proportional), whose sources are Su
 et al. 2021 (arXiv 2104.09864), kaiokendev's linear interpolation, Llama 3.1's model code, Peng et al. 2023 (arXiv
 2309.00071) and Ding et al. 2024 (arXiv 2402.13753).
 """
@@ -18,6 +19,9 @@ def inverse_frequencies(rope: RopeParameters, rotary_dim: int, max_positions: in
     base = 1.0 / rope.theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
     if rope.type == "none":
         return torch.zeros_like(base), 1.0
+    if rope.type == "proportional":
+        angles = int(rope.partial * rotary_dim // 2)
+        return torch.cat((base[:angles], torch.zeros_like(base[angles:]))) / rope.factor, 1.0
     if rope.type == "linear":
         return base / rope.factor, 1.0
     if rope.type == "llama3":

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from mini_infer_engine.config.model.model_config import ModelConfig
+from mini_infer_engine.config.model.model_config import HeadShape, ModelConfig
 from mini_infer_engine.layers.attention import AttentionBlock
 from mini_infer_engine.layers.embedding import Embedding
 from mini_infer_engine.layers.placement import Placement
@@ -63,6 +63,11 @@ class CausalModel(nn.Module):
     def kv_spec(self, page_size: int, dtype: torch.dtype) -> KVSpec:
         """Returns the content of a page of `page_size` tokens, before quantisation."""
         config = self.config
+        if config.head_shapes is not None:
+            shapes = [config.head_shape(layer) for layer in config.attention_layers]
+            kv_heads_of = config.tensor_parallel.num_heads
+            local = [HeadShape(kv_heads_of(shape.num_kv_heads), shape.head_dim) for shape in shapes]
+            return KVSpec.mixed(local, page_size, dtype)
         kv_heads = config.tensor_parallel.num_heads(config.num_kv_heads)
         return KVSpec(len(config.attention_layers), page_size, kv_heads, config.head_dim, dtype)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.json_fields import Fields
 from mini_infer_engine.config.model.model_config import ModelConfig
+from mini_infer_engine.config.model.rope import RopeParameters
 from mini_infer_engine.config.quantization.checkpoint import KV_SCALES, unused_suffixes
 from mini_infer_engine.layers.attention import Attention, AttentionBlock
 from mini_infer_engine.layers.embedding import Embedding
@@ -306,15 +307,15 @@ class DecoderModel(CausalModel):
     def finish_loading(self, max_positions: int) -> None:
         """Derives everything that depends on weights and config: rotary tables, expanded norms, the tied head."""
         config, device = self.config, next(self.parameters()).device
-        tables: dict[object, Rotary] = {}
+        tables: dict[tuple[RopeParameters, int], Rotary] = {}
         for module in self.modules():
             if isinstance(module, RMSNorm | Linear | SparseMoE):
                 module.finish_loading()
         for attention in self.attention_layers:
-            rope = attention.rope
-            if rope not in tables:
-                tables[rope] = Rotary(rope, attention.head_dim, max_positions, self._dtype, device)
-            attention.rotary = tables[rope]
+            rope, head_dim = attention.rope, attention.head_dim
+            if (rope, head_dim) not in tables:
+                tables[rope, head_dim] = Rotary(rope, head_dim, max_positions, self._dtype, device)
+            attention.rotary = tables[rope, head_dim]
             attention.finish_loading()
         if config.tie_word_embeddings and config.stage.is_last and not self._tied_head:
             self._tied_head.append(self._make_tied_head())

@@ -1,8 +1,14 @@
 """Computes the shape and size of a page of the KV cache from what a model stores of each token."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+
+from mini_infer_engine.config.model.kv_groups import uniform_kv_cache
+from mini_infer_engine.config.model.model_config import HeadShape
 
 SCALE_DTYPE = torch.bfloat16
 """The dtype of scales of quantised keys and values. It costs no precision: a scale is rounded before it divides."""
@@ -39,6 +45,27 @@ class KVSpec:
     """Entries of a token in a layer: its keys and its values; 1: one latent from which attention makes both."""
     quantization: KVQuantization | None = None
     """The format in which they are stored; None: in `dtype`."""
+    head_shapes: tuple[HeadShape, ...] = ()
+    """The KV heads of each layer on this rank, if they differ. Then `num_layers` are units of one narrow head."""
+
+    @classmethod
+    def mixed(cls, shapes: Sequence[HeadShape], page_size: int, dtype: torch.dtype) -> "KVSpec":
+        """Returns the content of a page whose layers have different heads, in units of which all are multiples."""
+        widths = [shape.num_kv_heads * shape.head_dim for shape in shapes]
+        unit = math.gcd(*widths)
+        num_units = uniform_kv_cache(len(shapes), units=[width // unit for width in widths]).layers_per_page
+        return cls(num_units, page_size, 1, unit, dtype, head_shapes=tuple(shapes))
+
+    @property
+    def layer_units(self) -> tuple[int, ...]:
+        """The units of each layer; () if all layers are alike."""
+        return tuple(shape.num_kv_heads * shape.head_dim // self.head_dim for shape in self.head_shapes)
+
+    def of_shape(self, shape: HeadShape) -> "KVSpec":
+        """Returns the content of a page as layers of one shape see it."""
+        units = shape.num_kv_heads * shape.head_dim // self.head_dim
+        sizes: dict[str, Any] = {"num_kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim, "head_shapes": ()}
+        return replace(self, num_layers=self.num_layers // units, **sizes)
 
     @property
     def storage_dtype(self) -> torch.dtype:

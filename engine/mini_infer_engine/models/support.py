@@ -17,6 +17,8 @@ _NAMED_LLAMA_IN_GGUF = "MistralForCausalLM"
 """A model whose GGUF files are of the architecture llama."""
 _INTERPRETED = frozenset(
     {
+        "Gemma4ForCausalLM",
+        "Gemma4UnifiedForCausalLM",
         "GlmForCausalLM",
         "Glm4ForCausalLM",
         "Glm4MoeForCausalLM",
@@ -25,6 +27,8 @@ _INTERPRETED = frozenset(
     }
 )
 """Models of ours whose kernels have run in Triton's interpreter, and on no GPU yet."""
+_UNQUANTISED = HYBRIDS | {"Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM"}
+"""Models that run from original weights alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ def supported_models() -> list[ModelSupport]:
             model_type=module,
             gpu="untested" if name in HYBRIDS or name in _INTERPRETED else "yes",
             tensor_parallel=name not in HYBRIDS,
-            quantised=name not in HYBRIDS,
+            quantised=name not in _UNQUANTISED,
             gguf=name in in_gguf,
             speculation=() if name in HYBRIDS else ("ngram", "draft_model", "head"),
         )

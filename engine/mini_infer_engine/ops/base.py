@@ -178,6 +178,9 @@ class Ops(Protocol):
     def moe_add_norm(self, state: ResidualState, norm: RMSNorm, moe: SparseMoE, next_norm: RMSNorm) -> ResidualState:
         """Returns residual + moe(norm(residual)), prepared for `next_norm` if that is free."""
 
+    def experts(self, x: Tensor, routed_by: Tensor, moe: SparseMoE) -> Tensor:
+        """Returns moe(x) [tokens, hidden], whose experts are chosen by the router's logits for `routed_by`."""
+
     def norm(self, state: ResidualState, norm: RMSNorm | None) -> Tensor:
         """Returns the normalised residual stream, for blocks that read it more than once."""
 

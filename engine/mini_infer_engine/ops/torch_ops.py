@@ -72,9 +72,15 @@ class TorchOps:
             rms_norm(x[:, columns], norm.weight, norm.eps, out=x[:, columns])
 
     def moe_add_norm(self, state: ResidualState, norm: RMSNorm, moe: SparseMoE, next_norm: RMSNorm) -> ResidualState:
-        """Computes expert after expert, each over the tokens that are routed to it."""
+        """Computes the experts of the normed residual stream, and adds their sum."""
         x = self.norm(state, norm)
-        weights, experts = route(moe.gate(x), moe.spec, moe.correction)
+        return self.add_norm(self.experts(x, x, moe), state, next_norm)
+
+    def experts(self, x: Tensor, routed_by: Tensor, moe: SparseMoE) -> Tensor:
+        """Computes expert after expert, each over the tokens that are routed to it."""
+        weights, experts = route(moe.gate(routed_by), moe.spec, moe.correction)
+        if moe.expert_scale is not None:
+            weights = weights * moe.expert_scale[experts]
         inputs = x if moe.latent_in_proj is None else moe.latent_in_proj(x)
         mixed = torch.zeros_like(inputs)
         gate_up, down = moe.weights()
@@ -91,7 +97,7 @@ class TorchOps:
         if (shared := moe.shared_experts) is not None:
             made = shared.down_proj(self.norm_gated_linear(ResidualState(x), None, shared.gate_up_proj, "silu"))
             mixed += made if moe.shared_gate is None else made * moe.shared_gate(x).sigmoid()
-        return self.add_norm(self._collectives.all_reduce(mixed) if moe.is_summed else mixed, state, next_norm)
+        return self._collectives.all_reduce(mixed) if moe.is_summed else mixed
 
     def norm(self, state: ResidualState, norm: RMSNorm | None) -> Tensor:
         """Computes the norm of the residual stream."""
@@ -130,7 +136,9 @@ def _activated(made: Tensor, spec: MoESpec) -> Tensor:
     if not spec.is_gated:
         return functional.relu(made).square()
     gate, up = made.chunk(2, dim=-1)
-    return functional.silu(gate).mul_(up) if spec.swiglu_limit is None else swiglu_oai(gate, up, spec.swiglu_limit)
+    if spec.swiglu_limit is not None:
+        return swiglu_oai(gate, up, spec.swiglu_limit)
+    return ACTIVATIONS[spec.activation](gate).mul_(up)
 
 
 def route(logits: Tensor, spec: MoESpec, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:

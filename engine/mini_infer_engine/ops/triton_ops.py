@@ -4,8 +4,9 @@ For few rows, norms, bias, gate and residual sum are fused into the products, so
 rows, cuBLAS computes the products, with split-K where the output has too few tiles for all SMs.
 """
 
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -231,12 +232,36 @@ class TritonOps:
 
     def moe_add_norm(self, state: ResidualState, norm: RMSNorm, moe: SparseMoE, next_norm: RMSNorm) -> ResidualState:
         """Routes, computes the experts, and adds up their results in the kernel that adds the residual."""
-        x, spec = self.norm(state, norm), moe.spec
+        x = self.norm(state, norm)
+        summands = self._expert_summands(x, self.norm_linear(ResidualState(state.residual, x), norm, moe.gate), moe)
+        if moe.is_summed:
+            if moe.shared_experts is None and self._pushes(x.shape[0], x.shape[1], x):
+                return self._sum_add_norm(summands, state, next_norm)
+            return self._sum_add_norm(self._expert_total(x, summands, moe), state, next_norm)
+        if moe.shared_experts is not None:
+            summands[0] += self._shared_experts(x, moe.shared_experts, moe.shared_gate)
+        normed = add_rms_norm(state.residual, summands, next_norm.weight, next_norm.eps)
+        return ResidualState(state.residual, normed)
+
+    def experts(self, x: Tensor, routed_by: Tensor, moe: SparseMoE) -> Tensor:
+        """Routes, computes the experts, and adds up their results."""
+        logits = self._product(ResidualState(routed_by), None, moe.gate)
+        summands = self._expert_summands(x, logits, moe)
+        if moe.is_summed:
+            total, peers = self._expert_total(x, summands, moe), self._collectives.peers
+            sums = self._collectives.all_reduce if peers is None or not peers.can_sum(total) else peers.sum
+            return sums(total)
+        if moe.shared_experts is not None:
+            summands[0] += self._shared_experts(x, moe.shared_experts, moe.shared_gate)
+        return summands.sum(0)
+
+    def _expert_summands(self, x: Tensor, logits: Tensor, moe: SparseMoE) -> Tensor:
+        """Returns the weighed results of each token's experts [choices, tokens, hidden], for the router's logits."""
+        spec = moe.spec
         gate_up, down = moe.weights()
         tiles = self._policy.expert_tiles(
             x.shape[0], spec.experts_per_token, spec.num_stacked, x.dtype, is_plain=isinstance(gate_up, Tensor)
         )
-        logits = self.norm_linear(ResidualState(state.residual, x), norm, moe.gate)
         routing = route(
             logits,
             spec.top_k,
@@ -250,27 +275,29 @@ class TritonOps:
             correction=moe.correction,
             local=None if len(moe.local_experts) == spec.num_stacked else moe.local_experts,
         )
-        biases = {"gate_up_bias": moe.gate_up_bias, "down_bias": moe.down_bias}
+        if moe.expert_scale is not None:
+            scales = moe.expert_scale[moe.local_experts.start : moe.local_experts.stop]
+            routing = replace(routing, weights=routing.weights * scales[routing.experts.clamp(min=0)])
+        options: dict[str, Any] = {
+            "gate_up_bias": moe.gate_up_bias,
+            "down_bias": moe.down_bias,
+            "swiglu_limit": spec.swiglu_limit,
+            "gelu": spec.activation == "gelu_tanh",
+        }
         if isinstance(gate_up, GroupedWeight) and gate_up.kind == "mxfp4":
             assert isinstance(down, GroupedWeight)
-            summands = mx_experts(x, routing, gate_up, down, **biases, swiglu_limit=spec.swiglu_limit)
-        elif tiles is None:
-            summands = expert_gemv(x, routing, gate_up, down, **biases, swiglu_limit=spec.swiglu_limit)
-        else:
-            summands = grouped_experts(x, routing, gate_up, down, tiles, **biases, swiglu_limit=spec.swiglu_limit)
-        if moe.is_summed:
-            rows, width = x.shape
-            if moe.shared_experts is None and self._pushes(rows, width, x):
-                return self._sum_add_norm(summands, state, next_norm)
-            memory = self._summand_memory(rows, width, x)
-            total = summands.sum(0) if memory is None else torch.sum(summands, 0, out=memory)
-            if moe.shared_experts is not None:
-                total += self._shared_experts(x, moe.shared_experts, moe.shared_gate)
-            return self._sum_add_norm(total, state, next_norm)
+            return mx_experts(x, routing, gate_up, down, **options)
+        if tiles is None:
+            return expert_gemv(x, routing, gate_up, down, **options)
+        return grouped_experts(x, routing, gate_up, down, tiles, **options)
+
+    def _expert_total(self, x: Tensor, summands: Tensor, moe: SparseMoE) -> Tensor:
+        """Returns this rank's summand of a mixture, in memory that its peers can read if they have to."""
+        memory = self._summand_memory(x.shape[0], x.shape[1], x)
+        total = summands.sum(0) if memory is None else torch.sum(summands, 0, out=memory)
         if moe.shared_experts is not None:
-            summands[0] += self._shared_experts(x, moe.shared_experts, moe.shared_gate)
-        normed = add_rms_norm(state.residual, summands, next_norm.weight, next_norm.eps)
-        return ResidualState(state.residual, normed)
+            total += self._shared_experts(x, moe.shared_experts, moe.shared_gate)
+        return total
 
     def _shared_experts(self, x: Tensor, shared: ExpertLayers, gate: Linear | None) -> Tensor:
         """Computes the experts of every token outside the stacks."""

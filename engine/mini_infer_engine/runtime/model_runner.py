@@ -29,6 +29,7 @@ from mini_infer_engine.runtime.executor import Executor, PassHandle, executor_cl
 from mini_infer_engine.runtime.memory.device_memory import DeviceMemory, MemoryTag
 from mini_infer_engine.runtime.memory.kv_group_choice import choose_kv_groups
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
+from mini_infer_engine.runtime.memory.mixed_limits import check_mixed_heads
 from mini_infer_engine.runtime.memory.page_count import available_memory, check_swap
 from mini_infer_engine.runtime.memory.quantized_pool import make_pool
 from mini_infer_engine.runtime.memory.state_pool import StatePool
@@ -154,14 +155,16 @@ def make_runner(
     page_size = settings.page_size or kind.default_page_size
     if page_size % kind.page_size_step:
         raise ModelError(f"page_size = {page_size}: it must be a multiple of {kind.page_size_step}.")
-    check_recurrent(settings, config, choose_device(settings).type, moves_kv=reports_layers)
+    for check in (check_recurrent, check_mixed_heads):
+        check(settings, config, choose_device(settings).type, moves_kv=reports_layers)
     log.info("%s: model_impl = %s", config.architecture, config.model_impl)
     before = MemoryInUse.at_start(choose_device(settings))
     worker = ModelWorker.load(settings, config, directory, group.collectives, group.link)
     group.begin_together()
     worker.calibrate(settings, directory)
     resolved = settings.resolved(worker.device.type)
-    kv_cache = choose_kv_groups(resolved, worker.config, moves_kv=reports_layers)
+    units = worker.kv_spec(page_size).layer_units
+    kv_cache = choose_kv_groups(resolved, worker.config, moves_kv=reports_layers, units=units)
     plan = plan_memory(worker, kind, resolved, page_size, before, kv_cache, group.smallest)
     log.info("memory: %s", plan)
     if kv_cache.state_group is not None:

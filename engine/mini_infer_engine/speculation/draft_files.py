@@ -43,6 +43,11 @@ def find_draft(settings: EngineSettings, target: ModelConfig, target_directory: 
             f"{name} has layers with a recurrent state, which cannot go back behind rejected tokens yet: choose "
             "a draft of another architecture."
         )
+    if config.head_shapes is not None:
+        raise ModelError(
+            f"{name} has layers with different KV heads, which drafts do not support yet: choose a draft of another "
+            "architecture."
+        )
     ours, theirs = _vocabulary(target_directory), _vocabulary(directory)
     # Equal tokenizers come with tables of different padding: those of Qwen2.5 have 151,936 rows, or 152,064.
     if config.vocab_size != target.vocab_size and (ours is None or theirs is None):

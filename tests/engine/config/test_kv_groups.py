@@ -59,6 +59,50 @@ def test_each_layer_has_a_place_of_its_own_when_grouped(windows: list[int | None
         assert place < kv_cache.layers_per_page
 
 
+GEMMA4_E2B = ([512] * 4 + [None]) * 3
+GEMMA4_31B = ([1024] * 5 + [None]) * 10
+
+
+@pytest.mark.parametrize(
+    ("windows", "units", "max_model_len", "units_per_page", "expected"),
+    [
+        (GEMMA4_E2B, [1 if window else 2 for window in GEMMA4_E2B], 8_192, 6, [(None, 3), (512, 6), (512, 6)]),
+        (GEMMA4_31B, [2 if window else 1 for window in GEMMA4_31B], 8_192, 10, [(None, 10)] + [(1024, 5)] * 10),
+        (GEMMA4_E2B, [1 if window else 2 for window in GEMMA4_E2B], 512, 18, [(None, 15)]),
+        ([64, None, 64, None], [3, 2, 3, 2], 8_192, 6, [(None, 2), (64, 2)]),
+        ([None] * 3, [3, 2, 2], 8_192, 12, [(None, 3)]),
+    ],
+    ids=["e2b", "31b", "no window is left", "no common width", "one group"],
+)
+def test_a_page_divides_into_layers_of_any_width_when_widths_differ(
+    windows: list[int | None],
+    units: list[int],
+    max_model_len: int,
+    units_per_page: int,
+    expected: list[tuple[int | None, int]],
+) -> None:
+    kv_cache = kv_cache_config(windows, max_model_len, units=units)
+    assert kv_cache.layers_per_page == units_per_page
+    assert shape(kv_cache) == expected
+    taken: set[tuple[int, int]] = set()
+    for (group, place), width in zip(kv_cache.places, units, strict=True):
+        assert units_per_page % width == 0
+        own = {(group, unit) for unit in range(place * width, (place + 1) * width)}
+        assert max(own)[1] < units_per_page
+        assert taken.isdisjoint(own)
+        taken |= own
+
+
+def test_layout_is_that_without_units_when_all_layers_have_one() -> None:
+    for windows in (GEMMA3_27B, GPT_OSS_20B, [None] * 5):
+        plain, counted = (kv_cache_config(windows, 8_192, units=units) for units in ((), [1] * len(windows)))
+        assert (counted.groups, counted.places, counted.layers_per_page) == (
+            plain.groups,
+            plain.places,
+            plain.layers_per_page,
+        )
+
+
 def test_layout_is_uniform_when_nothing_is_ever_behind_a_window() -> None:
     assert uniform_kv_cache(3).is_uniform
     assert kv_cache_config([None, 512], max_model_len=512).is_uniform

@@ -13,7 +13,15 @@ from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import BeamSearch, Request, SamplingParams
 from mini_infer_engine.core.speculation.controller import DraftController
 from mini_infer_engine.runtime.model_runner import ModelRunner, load_runner
-from tests.support.tiny_models import GPT_OSS, GREEDY, PageDealer, reference_logits, save_tiny_model
+from tests.support.tiny_models import (
+    GEMMA4_INPUTS,
+    GEMMA4_MOE,
+    GPT_OSS,
+    GREEDY,
+    PageDealer,
+    reference_logits,
+    save_tiny_model,
+)
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": (
@@ -28,6 +36,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("gemma2", {"head_dim": 16, "num_hidden_layers": 4, "sliding_window": 33}),
     "mistral": ("mistral", {"sliding_window": 24}),
     "gpt_oss": ("gpt_oss", {**GPT_OSS, "num_hidden_layers": 4}),
+    "gemma4": ("gemma4_text", GEMMA4_INPUTS),
+    "gemma4_moe": ("gemma4_text", GEMMA4_MOE | {"num_hidden_layers": 3, "layer_types": None}),
     "qwen3": ("qwen3", {"use_sliding_window": True, "sliding_window": 17, "max_window_layers": 1}),
 }
 PROMPTS = [[(place * 7 + index * 3) % 190 + 5 for place in range(20 + 46 * index)] for index in range(3)]

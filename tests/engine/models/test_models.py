@@ -20,6 +20,9 @@ from tests.support.tiny_models import (
     DEEPSEEK_YARN,
     GATED_DELTA,
     GATED_MOE,
+    GEMMA4,
+    GEMMA4_INPUTS,
+    GEMMA4_MOE,
     GLM_MOE,
     GPT_OSS,
     GRANITE,
@@ -161,6 +164,28 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "deepseek_v3",
         {k: v for k, v in DEEPSEEK.items() if k != "topk_method"}
         | {"n_group": 1, "topk_group": 1, "rope_interleave": False},
+    ),
+    "gemma4": ("gemma4_text", GEMMA4),
+    "gemma4-unified": ("gemma4_unified_text", GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    "gemma4-inputs": ("gemma4_text", GEMMA4_INPUTS),
+    "gemma4-moe": ("gemma4_text", GEMMA4_MOE),
+    "gemma4-all": (
+        "gemma4_text",
+        GEMMA4_INPUTS
+        | GEMMA4_MOE
+        | {
+            "hidden_size_per_layer_input": 8,
+            "num_hidden_layers": 7,
+            "layer_types": ["sliding_attention"] * 2
+            + ["full_attention"]
+            + ["sliding_attention"] * 3
+            + ["full_attention"],
+            "num_kv_shared_layers": 3,
+            "attention_bias": True,
+            "global_head_dim": 48,
+            "num_global_key_value_heads": 2,
+            "final_logit_softcapping": None,
+        },
     ),
     "glm": ("glm", {"head_dim": 16}),
     "glm4": ("glm4", {"head_dim": 16}),

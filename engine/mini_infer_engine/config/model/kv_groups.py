@@ -1,9 +1,11 @@
 """Derives the KV groups of a model from its config: which layers share a page table, and what each group retains.
 
 As in vLLM's hybrid KV cache manager, all groups have equally many layers, so that a page of any group has one size and
-all groups allocate from one pool. Pure data: it knows neither torch nor tensors, requests nor pages in use.
+all groups allocate from one pool. Layers whose keys differ in width take differently many units of a page. Pure data:
+it knows neither torch nor tensors, requests nor pages in use.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,11 +56,13 @@ class KVCacheConfig:
 
     groups: tuple[KVGroup, ...]
     layers_per_page: int
-    """Layers of a page. Groups with fewer layers leave the rest of their pages unused."""
+    """Layers of a page, or units if there are `layer_units`. Groups with fewer leave the rest of their pages unused."""
     state_group: KVGroup | None = None
     """The layers with a recurrent state, which is in slots outside of the page pool; None if there are none."""
     num_checkpoints: int = 0
     """Slots for checkpoints of recurrent state, beside those of the running sequences."""
+    layer_units: tuple[int, ...] = ()
+    """The units of a page that each layer takes, if layers differ; a layer begins at a multiple of its own number."""
 
     @property
     def is_uniform(self) -> bool:
@@ -67,11 +71,22 @@ class KVCacheConfig:
 
     @property
     def places(self) -> tuple[tuple[int, int], ...]:
-        """The group of each layer of the model, and the layer's index in the group's pages."""
+        """The group of each layer of the model, and the layer's index in the group's pages.
+
+        With `layer_units` it is the index among layers of the same width, if a page had no others.
+        """
         places = {
-            layer: (index, place) for index, group in enumerate(self.groups) for place, layer in enumerate(group.layers)
+            layer: (index, place)
+            for index, group in enumerate(self.groups)
+            for layer, place in zip(group.layers, self._places(group.layers), strict=True)
         }
         return tuple(places[layer] for layer in sorted(places))
+
+    def _places(self, layers: Sequence[int]) -> Sequence[int]:
+        if not self.layer_units:
+            return range(len(layers))
+        units = [self.layer_units[layer] for layer in layers]
+        return [begin // each for begin, each in zip(_offsets(units)[0], units, strict=True)]
 
     def most_pages(self, num_tokens: int, page_size: int, chunk_tokens: int) -> int:
         """Returns the most pages, of all groups, that a sequence of `num_tokens` uses at once."""
@@ -99,10 +114,15 @@ class KVCacheConfig:
         return ", ".join(name if count == 1 else f"{count} times {name}" for name, count in counts.items())
 
 
-def uniform_kv_cache(num_layers: int, *, caches_latents: bool = False) -> KVCacheConfig:
-    """Returns the layout with one group of all layers, which retains all tokens, whatever windows the layers have."""
+def uniform_kv_cache(num_layers: int, *, caches_latents: bool = False, units: Sequence[int] = ()) -> KVCacheConfig:
+    """Returns the layout with one group of all layers, which retains all tokens, whatever windows the layers have.
+
+    `units` are those of each layer, if layers differ in width.
+    """
     group = KVGroup("latent" if caches_latents else "full_attention", tuple(range(num_layers)))
-    return KVCacheConfig((group,), num_layers)
+    if not units:
+        return KVCacheConfig((group,), num_layers)
+    return KVCacheConfig((group,), _offsets(units)[1], layer_units=tuple(units))
 
 
 UNIFORM = uniform_kv_cache(1)
@@ -110,37 +130,61 @@ UNIFORM = uniform_kv_cache(1)
 
 
 def kv_cache_config(
-    windows: Sequence[int | None], max_model_len: int, *, caches_latents: bool = False
+    windows: Sequence[int | None], max_model_len: int, *, caches_latents: bool = False, units: Sequence[int] = ()
 ) -> KVCacheConfig:
     """Returns the KV groups of a model whose layers have these windows, for contexts of up to `max_model_len` tokens.
 
-    A window that no sequence leaves counts as none.
+    A window that no sequence leaves counts as none. `units` are those of each layer, if layers differ in width: a group
+    has layers of one width.
     """
-    kinds: dict[int | None, list[int]] = {}
+    kinds: dict[tuple[int | None, int], list[int]] = {}
     for layer, window in enumerate(windows):
-        kinds.setdefault(window if window is not None and window < max_model_len else None, []).append(layer)
-    if caches_latents or set(kinds) == {None}:
-        return uniform_kv_cache(len(windows), caches_latents=caches_latents)
-    layers_per_page = _layers_per_page({window: len(layers) for window, layers in kinds.items()})
+        width = units[layer] if units else 1
+        kinds.setdefault((window if window is not None and window < max_model_len else None, width), []).append(layer)
+    if caches_latents or {window for window, _ in kinds} == {None}:
+        return uniform_kv_cache(len(windows), caches_latents=caches_latents, units=units)
+    layers_per_page = _layers_per_page({kind: len(layers) for kind, layers in kinds.items()})
     groups = [
         KVGroup("full_attention" if window is None else "sliding_window", tuple(part), window)
-        for window, layers in kinds.items()
-        for part in _parts(layers, layers_per_page)
+        for (window, width), layers in kinds.items()
+        for part in _parts(layers, layers_per_page // width)
     ]
-    return KVCacheConfig(tuple(sorted(groups, key=lambda group: group.window is not None)), layers_per_page)
+    ordered = tuple(sorted(groups, key=lambda group: group.window is not None))
+    return KVCacheConfig(ordered, layers_per_page, layer_units=tuple(units))
 
 
-def _layers_per_page(kinds: dict[int | None, int]) -> int:
-    """Returns the layers of a page for so many layers of each window: the most that leave few of them unused."""
+def _offsets(units: Sequence[int]) -> tuple[list[int], int]:
+    """Returns the first unit of each layer in a page that has them all, wide ones first, and the units of the page.
+
+    Both are multiples of the layer's own units, so that a page of any width divides into whole layers.
+    """
+    offsets, end = [0] * len(units), 0
+    for place in sorted(range(len(units)), key=lambda place: -units[place]):
+        offsets[place] = -(-end // units[place]) * units[place]
+        end = offsets[place] + units[place]
+    step = math.lcm(*units)
+    return offsets, -(-end // step) * step
+
+
+def _layers_per_page(kinds: dict[tuple[int | None, int], int]) -> int:
+    """Returns the units of a page for so many layers of each window and width: the most that leave few unused."""
+    totals = {(window, width): count * width for (window, width), count in kinds.items()}
+    retained = sum(total for (window, _), total in totals.items() if window is None)
 
     def padding(size: int) -> tuple[float, float]:
-        unused = {window: -count % size for window, count in kinds.items()}
-        return unused.get(None, 0) / kinds.get(None, 1), sum(unused.values()) / sum(kinds.values())
+        unused = {kind: -count % (size // kind[1]) * kind[1] for kind, count in kinds.items()}
+        of_retained = sum(units for (window, _), units in unused.items() if window is None)
+        return of_retained / (retained or 1), sum(unused.values()) / sum(totals.values())
 
-    sizes = range(max(kinds.values()), 0, -1)
-    possible = [size for size in sizes if sum(-(-count // size) for count in kinds.values()) <= _MOST_GROUPS]
+    step = math.lcm(*(width for _, width in kinds))
+    sizes = range(-(-max(totals.values()) // step) * step, 0, -step)
+    possible = [
+        size
+        for size in sizes
+        if sum(-(-count // (size // width)) for (_, width), count in kinds.items()) <= _MOST_GROUPS
+    ]
     little = (size for size in possible if max(padding(size)) <= _MOST_PADDING)
-    return next(little, min(possible, key=lambda size: sum(padding(size)), default=1))
+    return next(little, min(possible, key=lambda size: sum(padding(size)), default=step))
 
 
 def _parts(layers: list[int], size: int) -> list[list[int]]:

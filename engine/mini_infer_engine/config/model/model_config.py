@@ -22,6 +22,14 @@ _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_py
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """The KV heads of a layer."""
+
+    num_kv_heads: int
+    head_dim: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """The shape of one decoder-only model. Tuples named after layers have one entry for each layer."""
@@ -47,6 +55,10 @@ class ModelConfig:
     mlp_bias: bool
     sliding_windows: tuple[int | None, ...]
     """Sliding window of each layer: tokens that a token sees, itself among them; None if it sees all before it."""
+    head_shapes: tuple[HeadShape, ...] | None = None
+    """The KV heads of each layer, if they differ; None: `num_kv_heads` of `head_dim` in all."""
+    kv_sources: tuple[int, ...] | None = None
+    """The layer whose keys and values each layer reads: its own, or an earlier layer's; None: its own in all."""
     mixers: tuple[Mixer, ...] | None = None
     """The block that mixes the tokens in each layer; None: attention in all layers."""
     recurrence: Recurrence | None = None
@@ -91,14 +103,34 @@ class ModelConfig:
     @property
     def attention_layers(self) -> Sequence[int]:
         """The layers that are built and have keys and values, in order: their places are those in the page pool."""
-        mixers = self.mixers
+        mixers, sources = self.mixers, self.kv_sources
+        if sources is not None:
+            return [layer for layer in self.layers if sources[layer] == layer]
         return self.layers if mixers is None else [layer for layer in self.layers if mixers[layer] == "attention"]
+
+    def head_shape(self, layer: int) -> HeadShape:
+        """Returns the KV heads of a layer, of the whole model."""
+        shapes = self.head_shapes
+        return HeadShape(self.num_kv_heads, self.head_dim) if shapes is None else shapes[layer]
+
+    def kv_index(self, layer: int) -> int:
+        """Returns the place of a layer's keys and values among those of all layers with the same KV heads."""
+        source = layer if self.kv_sources is None else self.kv_sources[layer]
+        if self.head_shapes is None:
+            return self.attention_layers.index(source)
+        shape = self.head_shapes[source]
+        return [each for each in self.attention_layers if self.head_shapes[each] == shape].index(source)
 
     @property
     def recurrent_layers(self) -> Sequence[int]:
         """The layers that are built and have a recurrent state, in order: their places are those in its slots."""
         mixers = self.mixers
         return () if mixers is None else [layer for layer in self.layers if mixers[layer] == "recurrent"]
+
+    @property
+    def needs_token_ids(self) -> bool:
+        """True if layers read more of a token's id than its embedding."""
+        return False
 
     @property
     def has_embeddings(self) -> bool:

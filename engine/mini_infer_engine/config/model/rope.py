@@ -6,9 +6,11 @@ from typing import Any, Literal, cast
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.json_fields import MOST, Fields
 
-RopeType = Literal["none", "default", "linear", "llama3", "yarn", "longrope"]
+RopeType = Literal["none", "default", "linear", "llama3", "yarn", "longrope", "proportional"]
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
-"""Types that a file may name; "none" (NoPE) is what architectures say of single layers."""
+"""Types that a file may name; "none" (NoPE) is what architectures say of single layers, and "proportional" is read by
+Gemma 4 alone.
+"""
 _DEFAULT_THETA = 10_000.0
 
 
@@ -53,8 +55,10 @@ class RopeParameters:
         return max_position_embeddings
 
     def rotary_dim(self, head_dim: int) -> int:
-        """Returns the number of a head's dimensions that are rotated."""
-        return int(head_dim * self.partial)
+        """Returns the number of a head's dimensions that are rotated. Proportional ones are half a head apart, and
+        rotate the others by nothing.
+        """
+        return head_dim if self.type == "proportional" else int(head_dim * self.partial)
 
     def reorders_heads(self, head_dim: int) -> bool:
         """Returns True if a checkpoint has the dimensions of a head in another order than `layers.rotary`."""
@@ -111,13 +115,15 @@ def parse_rope_object(
     default_theta: float = _DEFAULT_THETA,
     *,
     allows_partial: bool = False,
+    allows_proportional: bool = False,
 ) -> RopeParameters:
     """Returns one rotation; `raw` is the object under `key`, and `rope_theta` may stand beside it in older files."""
     theta = fields.positive("rope_theta", default_theta)
     rope = Fields(fields.path, {"rope_theta": theta, **raw})
     rope_type = rope.values.get("rope_type") or rope.values.get("type") or "default"
-    if rope_type not in _ROPE_TYPES:
-        raise fields.refuse(key, f"rope type {rope_type!r} is not supported; supported are {', '.join(_ROPE_TYPES)}.")
+    types = (*_ROPE_TYPES, "proportional") if allows_proportional else _ROPE_TYPES
+    if rope_type not in types:
+        raise fields.refuse(key, f"rope type {rope_type!r} is not supported; supported are {', '.join(types)}.")
     partial = fields.number("partial_rotary_factor", rope.number("partial_rotary_factor", 1.0))
     if not (0.0 < partial <= 1.0 if allows_partial else partial == 1.0):
         raise ModelError(f"{fields.path}: partial_rotary_factor = {partial}: only 1.0 is supported.")

@@ -95,6 +95,5 @@ REFUSED = {
     "DogeForCausalLM": "a mask of its own",
     "Llama4ForCausalLM": "attention in chunks",
     "BertLMHeadModel": "an encoder: tokens see what comes after them",
-    "Gemma4UnifiedForCausalLM": "heads of different widths in different layers",
 }
 """Architectures that are refused, with the reason."""

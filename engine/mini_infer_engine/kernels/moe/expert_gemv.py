@@ -42,6 +42,7 @@ def _gate_up(
     BLOCK_K: tl.constexpr,
     SKIPS: tl.constexpr,
     LIMIT: tl.constexpr,
+    GELU: tl.constexpr,
 ):
     """Computes `gated` of x @ gate.T and x @ up.T of one token and one of its experts: one program per (pair, block of
     N).
@@ -84,7 +85,7 @@ def _gate_up(
         total_up += tl.load(bias + row + N, mask=has_bias, other=0.0).to(tl.float32)
     total_gate = total_gate.to(out.dtype.element_ty).to(tl.float32)
     total_up = total_up.to(out.dtype.element_ty).to(tl.float32)
-    result = gated(total_gate, total_up, out.dtype.element_ty, LIMIT)
+    result = gated(total_gate, total_up, out.dtype.element_ty, LIMIT, GELU)
     tl.store(out + pair.to(tl.int64) * N + n, result.to(out.dtype.element_ty), mask=n < N)
 
 
@@ -151,11 +152,12 @@ def expert_gemv(
     gate_up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
     swiglu_limit: float | None = None,
+    gelu: bool = False,
 ) -> torch.Tensor:
     """Returns the outputs of each token's experts, as summands [top_k, tokens, hidden], for x [tokens, hidden].
 
     gate_up is [experts, 2 * width, hidden], gate first; down is [experts, hidden, width]. Biases are [experts, rows].
-    `swiglu_limit` is that of `MoESpec`.
+    `swiglu_limit` is that of `MoESpec`; with `gelu` its activation is "gelu_tanh".
     """
     tokens, hidden = x.shape
     top_k, width = routing.experts.shape[1], down.shape[-1]
@@ -176,6 +178,7 @@ def expert_gemv(
         *sizes,
         x.stride(0),
         LIMIT=swiglu_limit or 0.0,
+        GELU=gelu,
         **tile,
         **form,
         **options,

@@ -5,6 +5,8 @@ therefore has the largest possible number of tiles, and each program finds its e
 the last tile end at once.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -60,6 +62,7 @@ def _grouped(
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
     LIMIT: tl.constexpr,
+    GELU: tl.constexpr,
 ):
     """Grouped GEMM: one program per (block of N, tile).
 
@@ -108,7 +111,7 @@ def _grouped(
     result = acc.to(out.dtype.element_ty).to(tl.float32)
     if GATED:
         gate, up = tl.split(tl.reshape(result, (BLOCK_M, BLOCK_N, 2)))
-        result = gated(gate, up, out.dtype.element_ty, LIMIT)
+        result = gated(gate, up, out.dtype.element_ty, LIMIT, GELU)
         place = pair.to(tl.int64)
     else:
         result *= tl.load(weights + pair, mask=has_row, other=0.0)[:, None]
@@ -127,6 +130,7 @@ def grouped_experts(
     gate_up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
     swiglu_limit: float | None = None,
+    gelu: bool = False,
 ) -> torch.Tensor:
     """Computes the result of `expert_gemv` with tokens grouped by expert; `routing` lists each expert's tokens."""
     tokens, hidden = x.shape
@@ -135,7 +139,8 @@ def grouped_experts(
     make_out = torch.zeros if routing.is_local else torch.empty  # no tile writes what experts elsewhere make
     out = make_out((top_k, tokens, hidden), dtype=x.dtype, device=x.device)
     height, limit = tiles.height, swiglu_limit or 0.0
-    grouped_product(x, routing, gate_up, between, height, tiles.gated, is_gated=True, bias=gate_up_bias, limit=limit)
+    options: dict[str, Any] = {"bias": gate_up_bias, "limit": limit, "gelu": gelu}
+    grouped_product(x, routing, gate_up, between, height, tiles.gated, is_gated=True, **options)
     grouped_product(between, routing, down, out, height, tiles.down, is_gated=False, bias=down_bias)
     return out
 
@@ -151,6 +156,7 @@ def grouped_product(
     is_gated: bool,
     bias: torch.Tensor | None = None,
     limit: float = 0.0,
+    gelu: bool = False,
 ) -> None:
     """Computes one of the two products into `out`.
 
@@ -183,6 +189,7 @@ def grouped_product(
         BLOCK_K=tile.block_k,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         LIMIT=limit,
+        GELU=gelu,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         **form,

@@ -8,6 +8,7 @@ products with x's columns are separate steps, so that no value changes its regis
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -91,6 +92,7 @@ def _mx_experts(
     BLOCK_N: tl.constexpr,
     BLOCK_WORDS: tl.constexpr,
     LIMIT: tl.constexpr,
+    GELU: tl.constexpr,
 ):
     """Grouped GEMM with weights on the left: one program per (block of BLOCK_N rows of the weight, tile of tokens).
 
@@ -156,7 +158,7 @@ def _mx_experts(
     result = tl.trans(acc).to(out.dtype.element_ty).to(tl.float32)
     if GATED:
         gate, up = tl.split(tl.reshape(result, (BLOCK_M, BLOCK_N // 2, 2)))
-        result = gated(gate, up, out.dtype.element_ty, LIMIT)
+        result = gated(gate, up, out.dtype.element_ty, LIMIT, GELU)
         place = pair.to(tl.int64)
         column = tl.program_id(0) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
     else:
@@ -177,6 +179,7 @@ def mx_product(
     is_gated: bool,
     bias: Tensor | None = None,
     limit: float = 0.0,
+    gelu: bool = False,
 ) -> None:
     """Computes one of the two products of experts into `out`, as `grouped_gemm.grouped_product` does.
 
@@ -209,6 +212,7 @@ def mx_product(
         BLOCK_N=tile.rows,
         BLOCK_WORDS=tile.words,
         LIMIT=limit,
+        GELU=gelu,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
@@ -223,6 +227,7 @@ def mx_experts(
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     swiglu_limit: float | None = None,
+    gelu: bool = False,
 ) -> Tensor:
     """Computes the result of `expert_gemv` for x [tokens, hidden] in bf16 and stacks in the order of `mx_ordered`.
 
@@ -235,8 +240,8 @@ def mx_experts(
     between = torch.empty((tokens * top_k, width), dtype=x.dtype, device=x.device)
     make_out = torch.zeros if routing.is_local else torch.empty  # no tile writes what experts elsewhere make
     out = make_out((top_k, tokens, hidden), dtype=x.dtype, device=x.device)
-    limit = swiglu_limit or 0.0
-    mx_product(x, routing, gate_up, between, height, gate_up_tile, is_gated=True, bias=gate_up_bias, limit=limit)
+    options: dict[str, Any] = {"bias": gate_up_bias, "limit": swiglu_limit or 0.0, "gelu": gelu}
+    mx_product(x, routing, gate_up, between, height, gate_up_tile, is_gated=True, **options)
     mx_product(between, routing, down, out, height, down_tile, is_gated=False, bias=down_bias)
     return out
 

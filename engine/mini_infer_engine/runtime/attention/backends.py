@@ -8,10 +8,12 @@ from torch import Tensor
 from mini_infer_engine.layers.attention import AttentionBlock
 from mini_infer_engine.layers.latent_attention import LatentAttention
 from mini_infer_engine.ops.base import AttentionPass
+from mini_infer_engine.runtime.attention.mixed_torch import MixedTorchAttention
 from mini_infer_engine.runtime.attention.torch_latent import TorchLatentAttention
 from mini_infer_engine.runtime.attention.torch_reference import TorchAttention
 from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
+from mini_infer_engine.runtime.memory.mixed_pool import MixedKVPool
 
 
 class TorchBackend(Protocol):
@@ -25,5 +27,7 @@ class TorchBackend(Protocol):
 
 def torch_backend(layers: Sequence[AttentionBlock], pool: KVPool) -> TorchBackend:
     """Returns the backend for layers, which must all be of one kind."""
+    if isinstance(pool, MixedKVPool):
+        return MixedTorchAttention(layers, pool)
     latent = [layer for layer in layers if isinstance(layer, LatentAttention)]
     return TorchLatentAttention(latent, pool) if latent else TorchAttention(layers, pool)

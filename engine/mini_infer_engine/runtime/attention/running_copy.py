@@ -78,7 +78,7 @@ class RunningCopy:
 
     def _reserve(self, num_rows: int, capacity: int) -> bool:
         spec = self.pool.spec
-        runs = (len(self.pool.kv_cache.places), num_rows, spec.num_kv_heads)
+        runs = (len(self.pool.places), num_rows, spec.num_kv_heads)
         num_elements = 2 * math.prod(runs) * capacity * spec.head_dim
         if num_elements * spec.dtype.itemsize > MOST_BYTES:
             return False

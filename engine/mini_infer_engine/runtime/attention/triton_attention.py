@@ -63,12 +63,12 @@ class TritonAttention:
         run_prefill: Callable[..., Tensor] | None = None,
     ) -> None:
         self.page_size = pool.spec.page_size
-        groups, places = zip(*pool.kv_cache.places, strict=True)
-        self.kv_groups: tuple[int, ...] = groups  # of each layer
+        groups, places = zip(*pool.places, strict=True)
+        self.kv_groups: tuple[int, ...] = groups  # of each layer that stores keys and values
         pages = pool.pages.unbind(1)
         self.pages = [pages[place] for place in places]  # of each layer [pages, 2, page_size, kv_heads, head_dim]
-        self.rotations = [_rotation(layer) for layer in layers]
-        self.windows = _groups_of_windows(layers, groups)
+        self.rotations = {layer: _rotation(layer) for layer in layers}
+        self.windows = _groups_of_windows(layers, [groups[layer.layer] for layer in layers])
         self._longest_sequence = longest_sequence
         self._kv_heads, self._group = layers[0].num_kv_heads, layers[0].num_heads // layers[0].num_kv_heads
         self._softcap = layers[0].softcap
@@ -112,7 +112,7 @@ class TritonAttention:
             group = self.kv_groups[layer.layer]
             return decode_attention(
                 qkv,
-                self.rotations[layer.layer],
+                self.rotations[layer],
                 self.pages[layer.layer],
                 table_of_group[group],
                 plans[group, layer.sliding_window],
@@ -147,7 +147,7 @@ class TritonAttention:
             group = self.kv_groups[layer.layer]
             return check_attention(
                 qkv,
-                self.rotations[layer.layer],
+                self.rotations[layer],
                 self.pages[layer.layer],
                 table_of_group[group],
                 plans[layer.sliding_window],
@@ -171,7 +171,7 @@ class TritonAttention:
 
         def attend(qkv: Tensor, layer: Attention, out: Tensor | None = None) -> Tensor:
             pages, group = self.pages[layer.layer], self.kv_groups[layer.layer]
-            q = rope_kv(qkv, self.rotations[layer.layer], positions, index_of_group[group], pages)
+            q = rope_kv(qkv, self.rotations[layer], positions, index_of_group[group], pages)
             if selected is not None:
                 q = q.index_select(0, selected)
             return self._run_prefill(

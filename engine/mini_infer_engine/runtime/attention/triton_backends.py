@@ -12,10 +12,12 @@ from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.sampling.speculate import ChunkInputs
 from mini_infer_engine.layers.attention import Attention, AttentionBlock
 from mini_infer_engine.layers.latent_attention import LatentAttention
+from mini_infer_engine.runtime.attention.mixed_triton import MixedTritonAttention
 from mini_infer_engine.runtime.attention.triton_attention import Attend, TritonAttention, TritonAttentionPass
 from mini_infer_engine.runtime.attention.triton_latent import TritonLatentAttention
 from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
+from mini_infer_engine.runtime.memory.mixed_pool import MixedKVPool
 
 
 class TritonBackend(Protocol):
@@ -71,6 +73,8 @@ def triton_backend(
         plain = [layer for layer in layers if isinstance(layer, Attention)]
         if run_prefill is not None and any(layer.sinks is not None for layer in plain):
             raise ModelError("attention_backend = 'flash': attention sinks need 'triton', 'torch' or 'auto'.")
+        if isinstance(pool, MixedKVPool):
+            return MixedTritonAttention(plain, pool, longest_sequence, kernels)
         return TritonAttention(plain, pool, longest_sequence, kernels, run_prefill)
     if run_prefill is not None:
         raise ModelError("attention_backend = 'flash': latent attention needs 'triton', 'torch' or 'auto'.")

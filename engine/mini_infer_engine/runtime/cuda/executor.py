@@ -385,7 +385,8 @@ class CudaExecutor:
             self.pool.transfer(transfers)
             return
         self.pool.swap(transfers)
-        packet = np.array([(copy.source, copy.target, copy.tokens) for copy in copies], dtype=np.int32)
+        copied = self.pool.copied_tokens
+        packet = np.array([(copy.source, copy.target, copied(copy)) for copy in copies], dtype=np.int32)
         copy_pages(self.pool.pages, to_device(packet, self.worker.device))
 
     def guesses(self, handle: CudaPassHandle) -> Mapping[int, Sequence[int]]:

@@ -1,6 +1,7 @@
 """Chooses the KV groups of an engine: those of its model, or the uniform layout where a feature knows no other."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from mini_infer_engine.config.model.kv_groups import KVCacheConfig, KVGroup, kv_cache_config, uniform_kv_cache
@@ -12,15 +13,18 @@ from mini_infer_engine.models.registry import class_of
 log = logging.getLogger(__name__)
 
 
-def choose_kv_groups(settings: ResolvedSettings, config: ModelConfig, *, moves_kv: bool) -> KVCacheConfig:
+def choose_kv_groups(
+    settings: ResolvedSettings, config: ModelConfig, *, moves_kv: bool, units: Sequence[int] = ()
+) -> KVCacheConfig:
     """Returns the KV groups, and logs why pages behind a window are retained where they are.
 
-    `moves_kv` says if keys and values go to other engines or come from them.
+    `moves_kv` says if keys and values go to other engines or come from them. `units` are those of each layer, if layers
+    differ in width.
     """
     latents = class_of(config).caches_latents
     longest = min(settings.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
     windows = [config.sliding_windows[layer] for layer in config.attention_layers]
-    groups = kv_cache_config(windows, longest, caches_latents=latents)
+    groups = kv_cache_config(windows, longest, caches_latents=latents, units=units)
     if config.recurrence is not None:
         groups = replace(uniform_kv_cache(len(windows)), state_group=_state_group(config))
         log.info("KV groups: %s", groups)
@@ -32,7 +36,7 @@ def choose_kv_groups(settings: ResolvedSettings, config: ModelConfig, *, moves_k
         log.info("KV groups: %s", groups)
         return groups
     log.info("KV cache retains the tokens behind sliding windows, too: %s", obstacle)
-    return uniform_kv_cache(len(windows))
+    return uniform_kv_cache(len(windows), units=units)
 
 
 def _state_group(config: ModelConfig) -> KVGroup:

@@ -37,6 +37,8 @@ class KVPool:
         """
         self.spec = spec
         self.kv_cache = uniform_kv_cache(spec.num_layers) if kv_cache is None else kv_cache
+        self.places = self.kv_cache.places
+        """The KV group of each layer, and the layer's index in the group's pages."""
         self.states: StatePool | None = None
         """The recurrent state of sequences, beside the pages; None if no layer has one."""
         self._is_shared = is_shared
@@ -109,7 +111,12 @@ class KVPool:
     def copy(self, copies: list[PageCopy]) -> None:
         """Queues copies on the device, one after the other."""
         for copy in copies:
-            self.pages[copy.target, :, :, : copy.tokens].copy_(self.pages[copy.source, :, :, : copy.tokens])
+            tokens = self.copied_tokens(copy)
+            self.pages[copy.target, :, :, :tokens].copy_(self.pages[copy.source, :, :, :tokens])
+
+    def copied_tokens(self, copy: PageCopy) -> int:
+        """Returns how many tokens of a page, as `pages` has them, a copy takes."""
+        return copy.tokens
 
     def write(self, rows: Tensor, new: Tensor) -> Tensor:
         """Writes keys and values [tokens, 2, kv_heads, head_dim] to `rows`. Returns them as attention will read them
@@ -139,7 +146,7 @@ class KVPool:
         """Returns rows for each layer of the model, given those for each layer of a page in each KV group."""
         if len(rows_of_groups) == 1:
             return rows_of_groups[0]
-        return tuple(rows_of_groups[group][place] for group, place in self.kv_cache.places)
+        return tuple(rows_of_groups[group][place] for group, place in self.places)
 
     def gather_rows(self, page_tables: Tensor) -> tuple[Tensor, ...]:
         """Returns rows of `half_pages` for each layer, keys first, for page ids of any shape, flattened."""

@@ -12,6 +12,7 @@ from mini_infer_engine.core.batch import PageCopy
 from mini_infer_engine.models.kv_spec import SCALE_DTYPE, KVQuantization, KVSpec
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.memory.kv_rows import dequantize_rows, quantize_rows
+from mini_infer_engine.runtime.memory.mixed_pool import MixedKVPool
 
 
 class QuantizedKVPool(KVPool):
@@ -77,5 +78,5 @@ def make_pool(
     kv_cache: KVCacheConfig | None = None,
 ) -> KVPool:
     """Returns a pool that stores keys and values as the spec says, for these KV groups."""
-    kind = KVPool if spec.quantization is None else QuantizedKVPool
+    kind = MixedKVPool if spec.head_shapes else KVPool if spec.quantization is None else QuantizedKVPool
     return kind(spec, num_pages, device, num_host_pages, is_shared=is_shared, kv_cache=kv_cache)
