@@ -181,14 +181,14 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     step_depth: Annotated[Literal[0, 1], Option(group=BATCHING)] = 1
     """Passes in flight while the host plans the next: 1 hides the host's work behind the device's."""
     speculative_method: Annotated[
-        Literal["ngram", "draft_model", "head"] | None,
-        _speculation(default_text="draft_model with --speculative-model, else off"),
+        Literal["ngram", "draft_model", "head", "mtp", "eagle3"] | None,
+        _speculation(default_text="by the files of --speculative-model, else off"),
     ] = None
     """Source of the draft tokens that the model verifies several at a time: n-grams of the text so far, a small draft
-    model, or a head trained on hidden states.
+    model, a head trained on hidden states, the checkpoint's own multi-token-prediction layer (mtp), or an EAGLE-3 head.
     """
     speculative_model: Annotated[str | None, _speculation(unit="DIR|HF-ID", default_text="none")] = None
-    """The draft model, which has the vocabulary of the model that is served, or the head."""
+    """The draft model, which has the vocabulary of the model that is served, or the head; mtp needs none."""
     num_speculative_tokens: Annotated[int, _speculation(unit="N", low=1, high=7)] = 4
     """Most draft tokens of a pass: fewer where they are seldom right, none where passes without are faster."""
     prompt_lookup_max: Annotated[int, _speculation(unit="TOKENS", low=1, high=16)] = 4

@@ -26,6 +26,7 @@ from mini_infer_engine.layers.placement import Placement
 from mini_infer_engine.layers.rotary import Rotary
 from mini_infer_engine.models.causal_model import CausalModel
 from mini_infer_engine.models.hidden_taps import HiddenTaps
+from mini_infer_engine.models.mtp_names import MtpNames
 from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState
 
 LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.")
@@ -177,10 +178,16 @@ class DecoderModel(CausalModel):
     stop_tokens: ClassVar[tuple[str, ...]] = ()
     """Special tokens that end an output beside those that the checkpoint's files name as EOS."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    mtp_names: ClassVar[MtpNames | None] = None
+    """Names of the multi-token-prediction layers of this architecture's checkpoints; None if they have none."""
+
+    def __init__(
+        self, config: ModelConfig, make_layer: Callable[[ModelConfig, int], DecoderLayer] | None = None
+    ) -> None:
+        """Builds the layers of `config`; `make_layer` replaces the class method of this name."""
         super().__init__()
         self.config = config
-        self.model = Decoder(config, self.make_layer)
+        self.model = Decoder(config, make_layer or self.make_layer)
         self.lm_head = self._make_head() if config.stage.is_last and not config.tie_word_embeddings else None
         self._dtype = torch.get_default_dtype()
         self.taps: HiddenTaps | None = None
@@ -257,7 +264,8 @@ class DecoderModel(CausalModel):
             if isinstance(module, Linear | SparseMoE | Embedding | RMSNorm | Attention):
                 tensors |= module.checkpoint_tensors(path)
             else:
-                tensors |= {f"{path}.{name}": Placement(p) for name, p in module.named_parameters(recurse=False)}
+                own = module.named_parameters(recurse=False)
+                tensors |= {f"{path}.{name}".removeprefix("."): Placement(parameter) for name, parameter in own}
         return {self.checkpoint_name(name): placement for name, placement in tensors.items()}
 
     def checkpoint_name(self, name: str) -> str:
@@ -387,13 +395,19 @@ class DecoderModel(CausalModel):
         return ops.norm(state, self.last_norm)
 
     def logits(
-        self, ops: Ops, state: ResidualState, out: Tensor | None = None, *, head: Linear | None = None
+        self,
+        ops: Ops,
+        state: ResidualState,
+        out: Tensor | None = None,
+        *,
+        head: Linear | None = None,
+        norm: RMSNorm | None = None,
     ) -> Tensor:
         """Applies the last norm and the head: [rows, vocab], written to `out` if one is given.
 
-        `head` replaces the model's own, and has some of its rows.
+        `head` and `norm` replace the model's own; that head has some of the model's rows.
         """
-        logits = ops.logits(state, self.last_norm, self.head if head is None else head, out)
+        logits = ops.logits(state, norm or self.last_norm, self.head if head is None else head, out)
         if self.config.logits_divisor != 1.0:
             logits.div_(self.config.logits_divisor)
         if (softcap := self.config.logits_softcap) is not None:

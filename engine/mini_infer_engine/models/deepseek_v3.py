@@ -1,12 +1,17 @@
 """Defines DeepSeek-V3: V2's decoder with a router that scores experts by sigmoid and chooses them with a correction."""
 
+from typing import ClassVar
+
 from mini_infer_engine.config.json_fields import Fields
 from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.models.deepseek_v2 import DeepseekV2ForCausalLM, moe_spec, parse_deepseek
+from mini_infer_engine.models.mtp_names import DEEPSEEK, MtpNames
 
 
 class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
-    """DeepSeek-V3 and R1 (DeepSeek-AI 2024, arXiv 2412.19437), without multi-token prediction."""
+    """DeepSeek-V3 and R1 (DeepSeek-AI 2024, arXiv 2412.19437); `mtp` has the layers that predict further tokens."""
+
+    mtp_names: ClassVar[MtpNames | None] = DEEPSEEK
 
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mini_infer_engine.config.model.architectures import HYBRIDS, MODELS
+from mini_infer_engine.config.model.architectures import HYBRIDS, MODELS, MTP
 from mini_infer_engine.config.model.transformers_architectures import THROUGH_TRANSFORMERS, TransformersArchitecture
 from mini_infer_engine.config.pooling.read_pooler import ENCODERS
 from mini_infer_engine.gguf.architectures import ARCHITECTURES
@@ -66,12 +66,19 @@ def supported_models() -> list[ModelSupport]:
             tensor_parallel=name not in HYBRIDS,
             quantised=name not in _UNQUANTISED,
             gguf=name in in_gguf,
-            speculation=() if name in HYBRIDS else ("ngram", "draft_model", "head"),
+            speculation=_speculation(name),
         )
         for name, module in MODELS.items()
     ]
     through = [_through_transformers(name, each) for name, each in THROUGH_TRANSFORMERS.items() if name not in MODELS]
     return native + through + [_encoder(name, model_type) for name, model_type in ENCODERS.items()]
+
+
+def _speculation(name: str) -> tuple[str, ...]:
+    """Returns the methods of speculative decoding of a native model."""
+    if name in HYBRIDS:
+        return ()
+    return ("ngram", "draft_model", "head", "eagle3", *(("mtp",) if name in MTP else ()))
 
 
 def _encoder(name: str, model_type: str) -> ModelSupport:

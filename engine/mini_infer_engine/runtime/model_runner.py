@@ -24,6 +24,7 @@ from mini_infer_engine.kv_transfer.layout import KVMemory
 from mini_infer_engine.kv_transfer.transport import Transport, TransportChoice
 from mini_infer_engine.kv_transfer.transports.open_transport import open_transport
 from mini_infer_engine.model_path import resolve_model
+from mini_infer_engine.models.hidden_draft import HiddenDraft
 from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.runtime.executor import Executor, PassHandle, executor_class
 from mini_infer_engine.runtime.memory.device_memory import DeviceMemory, MemoryTag
@@ -163,6 +164,13 @@ def make_runner(
     group.begin_together()
     worker.calibrate(settings, directory)
     resolved = settings.resolved(worker.device.type)
+    if worker.draft is not None and isinstance(worker.draft.model, HiddenDraft):
+        if reports_layers:
+            raise ModelError(
+                "--transfer-port: the hidden states that the draft reads are not sent to other engines yet: leave it "
+                "out, or leave out speculative decoding."
+            )
+        resolved = replace(resolved, speculative_method=worker.draft.model.method)
     units = worker.kv_spec(page_size).layer_units
     kv_cache = choose_kv_groups(resolved, worker.config, moves_kv=reports_layers, units=units)
     plan = plan_memory(worker, kind, resolved, page_size, before, kv_cache, group.smallest)
@@ -177,11 +185,12 @@ def make_runner(
     host_pages = group.smallest(group.share_of(settings.kv_swap_memory) // spec.page_bytes)
     is_shared = settings.kv_transport == "shm"
     pool = make_pool(spec, plan.num_pages, worker.device, host_pages, is_shared=is_shared, kv_cache=kv_cache)
+    pool.hidden = worker.hidden_pages(page_size, plan.num_pages, host_pages)
     if (state_spec := worker.model.state_spec(worker.dtype)) is not None:
         pool.states = StatePool(state_spec, plan.slots, worker.device)
     memory = DeviceMemory(worker.device)
     memory.own(MemoryTag.WEIGHTS, worker.weight_tensors())
-    memory.own(MemoryTag.KV_CACHE, [pool.storage])
+    memory.own(MemoryTag.KV_CACHE, [pool.storage] if pool.hidden is None else [pool.storage, pool.hidden.pages])
     memory.own(MemoryTag.RECURRENT_STATE, [] if pool.states is None else pool.states.tensors)
     with memory.tag(MemoryTag.WORKSPACE):
         executor = kind(worker, pool, resolved)

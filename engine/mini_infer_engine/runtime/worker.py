@@ -21,6 +21,7 @@ from mini_infer_engine.device import choose_device
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.models.causal_model import CausalModel
 from mini_infer_engine.models.decoder import DecoderModel
+from mini_infer_engine.models.hidden_draft import HiddenDraft
 from mini_infer_engine.models.kv_spec import KVQuantization, KVSpec
 from mini_infer_engine.models.registry import class_of
 from mini_infer_engine.models.sparse_decoder import SparseConfig
@@ -32,14 +33,17 @@ from mini_infer_engine.models.weights.loader import (
     open_checkpoint,
     with_stored_head,
 )
+from mini_infer_engine.models.weights.without_memory import without_memory
 from mini_infer_engine.quantization.layers import quantize_layers
 from mini_infer_engine.quantization.on_load import Quantization, quantize_on_load, round_alike
 from mini_infer_engine.runtime.calibration import calibrate, calibrates, calibration_rows, restore
 from mini_infer_engine.runtime.calibration_cache import calibration_file, keep_calibrated, read_calibrated
+from mini_infer_engine.runtime.memory.hidden_pages import HiddenPages
 from mini_infer_engine.runtime.memory.kv_storage import kv_quantization_of
 from mini_infer_engine.runtime.pooler import IDENTITY, Pooler, load_pooler
-from mini_infer_engine.speculation.draft_files import find_draft, resolve_speculative_model
+from mini_infer_engine.speculation.draft_files import DraftFiles, Eagle3Files, find_draft, resolve_speculative_model
 from mini_infer_engine.speculation.head import SpeculativeHead, load_head
+from mini_infer_engine.speculation.hidden_draft_files import complete_draft, open_hidden_draft
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +94,7 @@ class ModelWorker:
         model, checkpoint = _open_model(settings, config, directory, dtype)
         if isinstance(model, DecoderModel):
             round_alike(model, collectives)
-        draft = cls._load_draft(settings, config, directory, device, dtype)
+        draft = cls._load_draft(settings, config, directory, device, dtype, model)
         head = _load_head(settings, config, device, dtype)
         pooler = load_pooler(config.pooler, config.hidden_size, device, checkpoint, settings.seed)
         model = _fill_model(model, checkpoint, settings, device, dtype)
@@ -104,14 +108,26 @@ class ModelWorker:
         directory: Path | None,
         device: torch.device,
         dtype: torch.dtype,
+        target: CausalModel,
     ) -> "ModelWorker | None":
-        """Loads the small model that drafts tokens, whole on each rank."""
+        """Loads the model that drafts tokens for the target, whole on each rank."""
         if speculation_of(settings) is not None and config.tensor_parallel.size > 1:
             raise ModelError(
                 "speculative_method does not go with tensor_parallel_size above 1 yet: leave out one of them."
             )
         found = None if directory is None else find_draft(settings, config, directory)
-        if found is None:
+
+        def quantize(model: DecoderModel) -> None:
+            if config.quantization is not None:
+                quantize_layers(model, config.quantization)
+
+        hidden = open_hidden_draft(settings, found, target, directory, dtype, quantize)
+        if hidden is not None:
+            made = _fill_model(*hidden, settings, device, dtype)
+            assert isinstance(made, HiddenDraft), "it was opened as one"
+            complete_draft(made, found.directory if isinstance(found, Eagle3Files) and hidden[1] is not None else None)
+            return cls(made.config, made, device, dtype)
+        if not isinstance(found, DraftFiles):
             return None
         own = msgspec.structs.replace(
             settings,
@@ -144,7 +160,21 @@ class ModelWorker:
     def page_bytes(self, page_size: int, kv_cache: KVCacheConfig | None = None) -> int:
         """Returns the bytes of such a page, including the draft model's, whose page has all of its layers."""
         own = self.kv_spec(page_size, kv_cache).page_bytes
-        return own + (0 if self.draft is None else self.draft.page_bytes(page_size))
+        if self.draft is None:
+            return own
+        return own + self.draft.page_bytes(page_size) + page_size * self.hidden_width * self.dtype.itemsize
+
+    @property
+    def hidden_width(self) -> int:
+        """Numbers that are stored of each token for a draft that reads hidden states; 0 if there is none."""
+        model = None if self.draft is None else self.draft.model
+        return model.hidden_width if isinstance(model, HiddenDraft) else 0
+
+    def hidden_pages(self, page_size: int, num_pages: int, num_host_pages: int = 0) -> HiddenPages | None:
+        """Allocates the pages of these hidden states; None if there are none."""
+        if not self.hidden_width:
+            return None
+        return HiddenPages(num_pages, page_size, self.hidden_width, self.dtype, self.device, num_host_pages)
 
     @property
     def state_bytes(self) -> int:
@@ -301,20 +331,12 @@ def _on_meta(
     rounds_embeddings: bool,
 ) -> CausalModel:
     """Returns the model without memory: parameters are in `dtype`, except those that set their own."""
-    usual = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device("meta"):
-            model = class_of(config)(config)
-            if isinstance(model, DecoderModel) and config.quantization is not None:
-                quantize_layers(model, config.quantization)
-            if isinstance(model, DecoderModel) and quantization is not None:
-                quantize_on_load(model, quantization, rounds_head=rounds_head, rounds_embeddings=rounds_embeddings)
-    except (RuntimeError, TypeError) as error:  # what torch raises for sizes that overflow
-        reason = str(error).partition("\n")[0]
-        raise ModelError(f"config.json asks for layers that no memory holds ({reason}): repair its sizes.") from None
-    finally:
-        torch.set_default_dtype(usual)
+    with without_memory(dtype):
+        model = class_of(config)(config)
+        if isinstance(model, DecoderModel) and config.quantization is not None:
+            quantize_layers(model, config.quantization)
+        if isinstance(model, DecoderModel) and quantization is not None:
+            quantize_on_load(model, quantization, rounds_head=rounds_head, rounds_embeddings=rounds_embeddings)
     return model
 
 

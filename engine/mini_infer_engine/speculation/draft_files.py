@@ -10,7 +10,9 @@ from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.config.options.speculation import speculation_of
 from mini_infer_engine.model_path import resolve_model
+from mini_infer_engine.models.eagle3 import Eagle3Shape
 from mini_infer_engine.models.registry import read_config
+from mini_infer_engine.speculation.eagle3_files import parse_eagle3, read_if_eagle3
 from mini_infer_engine.speculation.head import ARCHITECTURE
 
 
@@ -22,17 +24,34 @@ class DraftFiles:
     directory: Path
 
 
-def find_draft(settings: EngineSettings, target: ModelConfig, target_directory: Path) -> DraftFiles | None:
-    """Returns the draft model that the settings name, or None if they name none.
+@dataclass(frozen=True, slots=True)
+class Eagle3Files:
+    """An EAGLE-3 head that fits its target."""
+
+    shape: Eagle3Shape
+    directory: Path
+
+
+def find_draft(
+    settings: EngineSettings, target: ModelConfig, target_directory: Path
+) -> DraftFiles | Eagle3Files | None:
+    """Returns the draft model or the EAGLE-3 head that the settings name, or None if they name none.
 
     Raises:
         ModelError: there is no such model, or its tokens are not those of the target.
     """
     speculation = speculation_of(settings)
-    if speculation is None or speculation.model is None or speculation.method != "draft_model":
+    if speculation is None or speculation.model is None or speculation.method not in ("draft_model", "eagle3"):
         return None
     name = f"speculative_model {speculation.model!r}"
     directory = resolve_speculative_model(speculation.model, weights=settings.load_format != "dummy")
+    if (eagle3 := read_if_eagle3(directory)) is not None:
+        return Eagle3Files(parse_eagle3(eagle3, target), directory)
+    if speculation.method == "eagle3":
+        raise ModelError(
+            f"{name}: its config.json has neither speculators_model_type nor draft_vocab_size, and so is no EAGLE-3 "
+            "head's: leave out speculative_method, or choose another folder."
+        )
     try:
         config = read_config(directory, "native")
     except ModelError as error:

@@ -234,14 +234,17 @@ class EngineSpec(_EngineFields):
             lambda e: e.kv_cache_memory is None or parse_quantity(e.kv_cache_memory) >= parse_quantity(LEAST_KV_CACHE),
         ),
         Rule(
-            "!has(self.speculativeMethod) || self.speculativeMethod == 'ngram' || has(self.speculativeModel)",
-            "speculativeMethod draft_model and head need speculativeModel, a folder or hub id: add it, or write ngram",
-            lambda e: e.speculative_method in (None, "ngram") or e.speculative_model is not None,
+            "!has(self.speculativeMethod) || self.speculativeMethod in ['ngram', 'mtp'] || has(self.speculativeModel)",
+            "speculativeMethod draft_model, head and eagle3 need speculativeModel, a folder or hub id: add it, or "
+            "write ngram or mtp",
+            lambda e: e.speculative_method in (None, "ngram", "mtp") or e.speculative_model is not None,
         ),
         Rule(
-            "!has(self.speculativeMethod) || self.speculativeMethod != 'ngram' || !has(self.speculativeModel)",
-            "speculativeMethod ngram has no model: leave speculativeModel out, or write draft_model or head",
-            lambda e: e.speculative_method != "ngram" or e.speculative_model is None,
+            "!has(self.speculativeMethod) || !(self.speculativeMethod in ['ngram', 'mtp']) || "
+            "!has(self.speculativeModel)",
+            "speculativeMethod ngram and mtp have no model of their own: leave speculativeModel out, or write "
+            "draft_model, head or eagle3",
+            lambda e: e.speculative_method not in ("ngram", "mtp") or e.speculative_model is None,
         ),
         Rule(
             "!(has(self.speculativeMethod) || has(self.speculativeModel)) || "

@@ -29,6 +29,8 @@ def test_the_speculative_method_is_inferred_from_the_model() -> None:
     ("options", "message_part"),
     [
         ({"speculative_method": "draft_model"}, "set speculative_model"),
+        ({"speculative_method": "eagle3"}, "set speculative_model"),
+        ({"speculative_method": "mtp", "speculative_model": "small"}, "leave out speculative_model 'small'"),
         ({"speculative_method": "ngram", "speculative_model": "small"}, "leave out speculative_model 'small'"),
         ({"speculative_method": "ngram", "prompt_lookup_min": 5}, "prompt_lookup_min is 5"),
     ],
@@ -66,7 +68,7 @@ def test_unknown_keys_of_speculative_config_are_named(text: str, message_part: s
 @pytest.mark.parametrize(
     ("values", "message_part"),
     [
-        ({"method": "eagle3", "model": "head"}, "method = 'eagle3'"),
+        ({"method": "medusa", "model": "head"}, "method = 'medusa'"),
         ({"method": ["ngram"]}, "method = "),
         ({"model": 5}, "model = 5"),
         ({"method": "ngram", "num_speculative_tokens": 8}, "num_speculative_tokens = 8.*7"),

@@ -53,6 +53,8 @@ HYBRIDS = frozenset(
     }
 )
 """Models with layers that have a recurrent state."""
+MTP = frozenset({"DeepseekV3ForCausalLM"})
+"""Models whose checkpoints' multi-token-prediction layers are read, those with `DecoderModel.mtp_names`."""
 _TEXT_PARTS = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
     "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",

@@ -13,7 +13,7 @@ from mini_infer_contract.engine_options import EngineOptions
 from mini_infer_contract.options import OptionRow, option_rows
 from mini_infer_engine.config.options.option_values import choice_fault, range_fault
 
-Method = Literal["ngram", "draft_model", "head"]
+Method = Literal["ngram", "draft_model", "head", "mtp", "eagle3"]
 
 _OPTION_OF = {
     "method": "speculative_method",
@@ -31,11 +31,21 @@ class SpeculationConfig:
 
     method: Method
     model: str | None
-    """Model of draft_model and head; None for ngram."""
+    """Model of draft_model, head and eagle3; None for ngram and mtp."""
     num_tokens: int
     """Most draft tokens of a pass."""
     lookup_max: int
     lookup_min: int
+
+    @property
+    def reads_hidden_states(self) -> bool:
+        """True if the draft has attention over the model's hidden states."""
+        return self.method in ("mtp", "eagle3")
+
+    @property
+    def reads_text(self) -> bool:
+        """True if the draft has keys and values, and so must read all tokens of a text."""
+        return self.method == "draft_model" or self.reads_hidden_states
 
 
 def speculation_of(options: EngineOptions) -> SpeculationConfig | None:
@@ -43,10 +53,11 @@ def speculation_of(options: EngineOptions) -> SpeculationConfig | None:
     method, model = options.speculative_method, options.speculative_model
     if method is None and model is None:
         return None
-    if method in ("draft_model", "head") and model is None:
+    if method in ("draft_model", "head", "eagle3") and model is None:
         raise ValueError(f"speculative_method is {method}, which needs a folder of its own: set speculative_model")
-    if method == "ngram" and model is not None:
-        raise ValueError(f"speculative_method is ngram, which has no model: leave out speculative_model {model!r}")
+    if method in ("ngram", "mtp") and model is not None:
+        files = "no model" if method == "ngram" else "its layer in the checkpoint that is served"
+        raise ValueError(f"speculative_method is {method}, which has {files}: leave out speculative_model {model!r}")
     if options.prompt_lookup_min > options.prompt_lookup_max:
         raise ValueError(
             f"prompt_lookup_min is {options.prompt_lookup_min} and prompt_lookup_max {options.prompt_lookup_max}: "

@@ -88,7 +88,12 @@ class SpeculationPlanner:
         self._typical_acceptance = FIRST_ACCEPTANCE
         self.num_drafts = self.num_draft_tokens = 0
         self.accepted_by_position = [0] * config.num_tokens
-        self.computes_catch_up = config.method == "draft_model"
+        self.computes_catch_up = config.reads_text
+        self._rereads = config.num_tokens + 1 if config.reads_hidden_states else 0
+        """Tokens that a draft reads once more: the entries of accepted draft tokens were made of its own hidden states.
+        """
+        self._least_tokens = config.num_tokens + 2 if config.reads_hidden_states else 0
+        """Tokens in the KV cache before a sequence drafts: so many are read in front of the first draft token."""
         self._is_head = config.method == "head"
         self._max_rows = max_rows
         self._max_model_len = max_model_len
@@ -141,7 +146,7 @@ class SpeculationPlanner:
         masked = self.may_be_masked and any(sequence.matcher is not None for sequence in sequences)
         if self.controller.stays_plain(len(rows), masked=masked):
             return
-        chosen = [pair for pair in zip(rows, sequences, strict=True) if pair[1].speculates]
+        chosen = [pair for pair in zip(rows, sequences, strict=True) if self._may_draft(*pair)]
         # To launch a draft's reading of a prompt takes the host milliseconds, and first tokens would wait for it.
         if self.computes_catch_up and any(len(one.token_ids) == one.num_prompt for _, one in chosen):
             return
@@ -192,6 +197,9 @@ class SpeculationPlanner:
             sequence.num_uncertain += drafts
             sequence.num_drafted = row.position + row.count + 1  # until it is settled: the pass adds its own tokens
 
+    def _may_draft(self, row: Row, sequence: Sequence) -> bool:
+        return sequence.speculates and row.start - sequence.num_uncertain >= self._least_tokens
+
     def _catch_up(self, batch: Batch, chosen: list[tuple[Row, Sequence]], budget: int) -> bool:
         """Has the draft read the tokens that it does not know. Returns False if there are too many for one pass."""
         is_complete = True
@@ -199,6 +207,8 @@ class SpeculationPlanner:
             if self._is_head and not sequence.request.sampling.bad_words_token_ids:
                 continue
             start, known = sequence.num_drafted, len(sequence.token_ids)
+            if start < known and known - start + self._rereads <= budget:
+                start = max(0, start - self._rereads)
             count = min(known - start, budget) if self.computes_catch_up else known - start
             if count > 0:
                 tokens = sequence.token_ids[start : start + count]

@@ -136,6 +136,7 @@ def _inputs(
     kv_index,
     ends,
     offset,
+    cache_offset,
     vocabulary,
     padding_slot,
     GROUPS: tl.constexpr,
@@ -146,10 +147,11 @@ def _inputs(
     """Gathers each row's tokens from `offset` after the last one on, and their cache places: one program per row."""
     row = tl.program_id(0)
     slot = tl.load(slots + row).to(tl.int64)
-    first = tl.load(slot_kv_lengths + slot) + offset
+    # The range begins in the cache: padded rows have no tokens before it.
+    first = tl.maximum(tl.load(slot_kv_lengths + slot) + cache_offset, 0)
     query = tl.arange(0, BLOCK)
     mask = query < COUNT
-    cache_index = tl.maximum(first + query, 0)
+    cache_index = first + query
     position = tl.maximum(tl.load(slot_positions + slot) + offset + query, 0)
     token = tl.load(history + slot * history_stride + position, mask=mask, other=0)
     token = tl.where((token >= 0) & (token < vocabulary), token, 0)  # no guess: any token, which is never right
@@ -290,10 +292,11 @@ def chunk_inputs(
     offset: int,
     count: int,
     vocabulary: int,
+    cache_offset: int | None = None,
 ) -> ChunkInputs:
     """Returns `count` tokens of each row, from `offset` after its last one on; an offset of -1 begins one before it.
 
-    page_tables [KV groups, slots, width] int32.
+    `cache_offset` is the same for their cache indexes; None: `offset`. page_tables [KV groups, slots, width] int32.
     """
     rows, groups = slots.shape[0], page_tables.shape[0]
 
@@ -315,6 +318,7 @@ def chunk_inputs(
         inputs.kv_index,
         inputs.ends,
         offset,
+        offset if cache_offset is None else cache_offset,
         vocabulary,
         state.last_tokens.shape[0] - 1,
         GROUPS=groups,

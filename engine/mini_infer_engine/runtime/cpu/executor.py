@@ -131,7 +131,8 @@ class TorchExecutor:
                 return self._launch_part(batch, self.traffic)
             report_layers = batch.report_layers if self._reports_layers else None
             prepared = None if self.speculation is None else self.speculation.prepare(batch)
-            taps = self.worker.model.taps if batch.num_drafts else None
+            reads_features = self.speculation is not None and self.speculation.head is not None
+            taps = self.worker.model.taps if batch.num_drafts and reads_features else None
             batch = batch if prepared is None else prepared.batch
             reads_prompts = any(row.prompt_targets for row in batch.rows)
             layers = None
@@ -204,7 +205,8 @@ class TorchExecutor:
         elif inputs.pending_slots.shape[0]:
             pending = self.last_tokens.index_select(0, inputs.pending_slots)
             token_ids = token_ids.index_copy(0, inputs.pending_tokens, pending)
-        needs_all = every_token or len(inputs.sample_rows) == inputs.num_tokens
+        states = None if self.speculation is None else self.speculation.states
+        needs_all = every_token or states is not None or len(inputs.sample_rows) == inputs.num_tokens
         attention: AttentionPass = self.attention.prepare(inputs, None if needs_all else inputs.sample_rows)
         attention = attention if layers is None else MarkedAttention(attention, layers.mark)
         if self.pool.states is not None:
@@ -213,7 +215,12 @@ class TorchExecutor:
             hidden = model.embed(self.ops, token_ids)
         else:
             hidden = model.enter(self.ops, traffic.receive(inputs.num_tokens))
-        return inputs, model(self.ops, hidden, attention)
+        state: ResidualState = model(self.ops, hidden, attention)
+        if states is not None:
+            states.store(self.ops, inputs.write_pages[0] * self.pool.spec.page_size + inputs.write_offsets)
+            if not every_token:
+                state = state.select(inputs.sample_rows)
+        return inputs, state
 
     def _logits(self, state: ResidualState) -> Tensor:
         return self.worker.model.logits(self.ops, state)

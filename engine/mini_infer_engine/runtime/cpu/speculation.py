@@ -6,44 +6,29 @@ an engine without speculation, token for token, greedy or sampled, whatever draf
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 
 import msgspec
-import torch
 from torch import Tensor
 
 from mini_infer_engine.config.options.speculation import SpeculationConfig
 from mini_infer_engine.core.bans import completed_bans, longest_before
 from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.core.request import SamplingParams
-from mini_infer_engine.models.hidden_taps import HiddenTaps
-from mini_infer_engine.ops.torch_ops import TorchOps
-from mini_infer_engine.runtime.attention.backends import torch_backend
-from mini_infer_engine.runtime.draft_vocabulary import DraftVocabulary
-from mini_infer_engine.runtime.inputs.batch_tensors import build_inputs
+from mini_infer_engine.runtime.cpu.drafts import (
+    DraftModel,
+    HeadModel,
+    ReadingDraft,
+    SlotProgress,
+    TorchHiddenDraft,
+    as_chunk,
+)
+from mini_infer_engine.runtime.hidden_states import HiddenStates
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.worker import ModelWorker
-from mini_infer_engine.sampling.reference import build_sampling, sample
-from mini_infer_engine.speculation.head import SpeculativeHead
 from mini_infer_engine.speculation.ngram import look_up
-
-
-@dataclass(slots=True)
-class SlotProgress:
-    """The progress of the sequence that runs in a slot."""
-
-    position: int = 0
-    """Position of the last token in the text."""
-    kv_length: int = 0
-    """Tokens in the KV cache before it."""
-    output_index: int = 0
-    last_token: int = 0
-    features: Tensor | None = None  # [layers * hidden], where a head reads them
-    """Hidden states of the token before the last one."""
-    history: list[int] = field(default_factory=list)
-    """Tokens received by `catch_up` or made in passes with drafts: all those before `position`, then the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,87 +43,20 @@ class PreparedBatch:
     """Draft tokens of each row."""
 
 
-class DraftModel:
-    """A small model with pages of its own, addressed by the page tables of the model for which it drafts."""
-
-    def __init__(self, worker: ModelWorker, pool: KVPool) -> None:
-        spec = worker.model.kv_spec(pool.spec.page_size, worker.dtype)
-        self._worker, self._ops = worker, TorchOps()
-        self._pool = KVPool(spec, pool.num_pages, worker.device)
-        self._attention = torch_backend(worker.model.attention_layers, self._pool)
-
-    def read(self, rows: list[Row]) -> None:
-        """Computes the keys and values of known tokens."""
-        if rows:
-            self._logits(Batch(rows, 0))
-
-    def guess(self, rows: Sequence[Row], slots: Sequence[SlotProgress]) -> list[list[int]]:
-        """Drafts the next tokens of each row, as many as it asks for, with the noise that will verify them."""
-        guesses: list[list[int]] = [[] for _ in rows]
-        for step in range(max(row.num_drafts or 0 for row in rows)):
-            drafting = [index for index, row in enumerate(rows) if (row.num_drafts or 0) > step]
-            inputs = [self._input(rows[index], slots[index], guesses[index]) for index in drafting]
-            logits = self._logits(Batch(inputs, 0))
-            tokens = sample(logits, build_sampling(inputs, self._worker.config.vocab_size, self._worker.device))
-            for index, token in zip(drafting, tokens.tolist(), strict=True):
-                guesses[index].append(token)
-        return guesses
-
-    @staticmethod
-    def _input(row: Row, slot: SlotProgress, guesses: list[int]) -> Row:
-        """Returns a chunk of the newest token. The first one has the token before it too: if that was a draft token, it
-        is unread.
-        """
-        before = slot.position
-        tokens = [guesses[-1]] if guesses else [*slot.history[max(0, before - 1) : before], slot.last_token]
-        index = slot.output_index + len(guesses)
-        return _as_chunk(row, slot.kv_length + len(guesses) + 1 - len(tokens), tokens, index, samples=1)
-
-    def _logits(self, batch: Batch) -> Tensor:
-        model, spec = self._worker.model, self._pool.spec
-        inputs = build_inputs(batch, spec.page_size, self._pool.null_page, self._worker.device)
-        attention = self._attention.prepare(inputs, inputs.sample_rows)
-        # A token that its table has not cannot be guessed, but may stand in a prompt.
-        token_ids = inputs.token_ids.clamp_(max=model.config.vocab_size - 1)
-        state = model(self._ops, model.embed(self._ops, token_ids), attention)
-        return model.logits(self._ops, state)
-
-
-class HeadModel:
-    """A speculative head over the model's own embeddings and output matrix."""
-
-    def __init__(self, head: SpeculativeHead, worker: ModelWorker, max_rows: int) -> None:
-        self._head, self._worker, self._ops = head, worker, TorchOps()
-        self._vocabulary = DraftVocabulary(worker.model, head.token_ids, max_rows, worker.dtype)
-        worker.model.taps = HiddenTaps(head.shape.layers, always=False)
-
-    def guess(self, rows: Sequence[Row], slots: Sequence[SlotProgress]) -> list[list[int]]:
-        """Drafts the next tokens of each row as a chain from the hidden states of the token before the last one."""
-        guesses: list[list[int]] = [[] for _ in rows]
-        model, device = self._worker.model, self._worker.device
-        state = self._head.begin(torch.stack([slot.features for slot in slots if slot.features is not None]))
-        newest = torch.tensor([slot.last_token for slot in slots], device=device)
-        for step in range(max(row.num_drafts or 0 for row in rows)):
-            state, hidden = self._head.step(state, model.embed(self._ops, newest))
-            logits = self._vocabulary.logits(self._ops, hidden)
-            drafting = [
-                _as_chunk(row, 0, [0], slot.output_index + step, 1) for row, slot in zip(rows, slots, strict=True)
-            ]
-            newest = sample(logits, build_sampling(drafting, self._worker.config.vocab_size, device))
-            for row, own, token in zip(rows, guesses, newest.tolist(), strict=True):
-                if len(own) < (row.num_drafts or 0):
-                    own.append(token)
-        return guesses
-
-
 class TorchSpeculation:
     """The speculation of one executor."""
 
     def __init__(self, config: SpeculationConfig, worker: ModelWorker, pool: KVPool, num_slots: int) -> None:
         self._slots = [SlotProgress() for _ in range(num_slots)]
-        self._draft = None if worker.draft is None else DraftModel(worker.draft, pool)
+        self.states = HiddenStates.of(None if worker.draft is None else worker.draft.model, pool)
+        """The hidden states that the draft reads; None if it reads none."""
+        self._draft: ReadingDraft | None = None
+        if worker.draft is not None and self.states is not None:
+            self._draft = TorchHiddenDraft(worker.draft, pool, self.states, config.num_tokens)
+        elif worker.draft is not None:
+            self._draft = DraftModel(worker.draft, pool)
         self._vocab_size = worker.config.vocab_size
-        self._head = None if worker.head is None else HeadModel(worker.head, worker, num_slots)
+        self.head = None if worker.head is None else HeadModel(worker.head, worker, num_slots)
         self._look_up = partial(look_up, longest=config.lookup_max, shortest=config.lookup_min)
 
     def _is_in_vocabulary(self, token: int) -> bool:
@@ -159,7 +77,7 @@ class TorchSpeculation:
         for place, row in enumerate(batch.rows[: batch.num_decodes]):
             slot, drafts = self._slots[row.slot], guesses.get(place, [])
             if drafts:
-                chunk = _as_chunk(row, slot.kv_length, [slot.last_token, *drafts], slot.output_index, len(drafts) + 1)
+                chunk = as_chunk(row, slot.kv_length, [slot.last_token, *drafts], slot.output_index, len(drafts) + 1)
                 guessed.append((place, msgspec.structs.replace(chunk, known_token_ids=_tail(row, slot))))
             else:
                 plain.append((place, _true_row(row, slot)))
@@ -170,8 +88,9 @@ class TorchSpeculation:
 
     def _guess(self, batch: Batch) -> dict[int, list[int]]:
         """Returns draft tokens by place in the batch."""
-        drafting = [place for place, row in enumerate(batch.rows) if row.num_drafts]
-        if self._head is not None:
+        reads = self._draft is not None
+        drafting = [place for place, row in enumerate(batch.rows) if row.num_drafts or (reads and row.num_drafts == 0)]
+        if self.head is not None:
             drafting = [place for place in drafting if self._slots[batch.rows[place].slot].features is not None]
         rows = [batch.rows[place] for place in drafting]
         slots = [self._slots[row.slot] for row in rows]
@@ -180,8 +99,8 @@ class TorchSpeculation:
         if self._draft is not None:
             guessed = [list(takewhile(self._is_in_vocabulary, tokens)) for tokens in self._draft.guess(rows, slots)]
             return dict(zip(drafting, guessed, strict=True))
-        if self._head is not None:
-            return dict(zip(drafting, self._head.guess(rows, slots), strict=True))
+        if self.head is not None:
+            return dict(zip(drafting, self.head.guess(rows, slots), strict=True))
         found = [
             self._look_up([*slot.history[: slot.position], slot.last_token], row.num_drafts or 0)
             for row, slot in zip(rows, slots, strict=True)
@@ -209,7 +128,7 @@ class TorchSpeculation:
             slot.features = None if features is None else features[at + len(tokens) - 1]
             at += row.num_samples
             if row.num_drafts is not None:
-                slot.history[slot.position :] = [slot.last_token, *tokens[:-1]]
+                slot.history[slot.position :] = [slot.last_token, *tokens]
             slot.kv_length = row.start + row.count - row.num_samples + len(tokens)
             slot.position = slot.kv_length + row.position_offset
             slot.output_index, slot.last_token = row.output_index + len(tokens), tokens[-1]
@@ -250,12 +169,6 @@ def _tail(row: Row, slot: SlotProgress) -> list[int]:
 
 def _banned(sampling: SamplingParams, tokens: Sequence[int]) -> list[tuple[int | None, int]]:
     return [(None, token) for token in completed_bans(sampling.bad_words_token_ids, tokens)]
-
-
-def _as_chunk(row: Row, start: int, tokens: list[int], output_index: int, samples: int) -> Row:
-    """Returns the row as a chunk of known tokens."""
-    changes = {"start": start, "count": len(tokens), "token_ids": tokens, "output_index": output_index}
-    return msgspec.structs.replace(row, **changes, num_samples=samples)
 
 
 def sampled_rows(rows: Sequence[Row]) -> list[Row]:

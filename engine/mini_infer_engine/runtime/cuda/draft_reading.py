@@ -22,6 +22,7 @@ from mini_infer_engine.runtime.attention.triton_attention import TritonAttention
 from mini_infer_engine.runtime.attention.triton_backends import TritonBackend
 from mini_infer_engine.runtime.cuda.device_state import DeviceBatchState
 from mini_infer_engine.runtime.cuda.graphs import record
+from mini_infer_engine.runtime.hidden_states import HiddenStates, entry_rows
 from mini_infer_engine.runtime.inputs.batch_tensors import build_inputs
 from mini_infer_engine.runtime.inputs.host_staging import PinnedStaging
 
@@ -52,10 +53,12 @@ class DraftReading:
         *,
         max_rows: int,
         most_tokens: int,
+        states: HiddenStates | None = None,
     ) -> None:
         """Prepares readings of at most `max_rows` rows and `most_tokens` tokens; `kernels.sampling.speculate` defines
-        history.
+        history. `states` are the target's hidden states if the draft reads them.
         """
+        self._states = states
         self._model, self._attention, self._ops, self._state = model, attention, ops, state
         self._history, self._null_page, self._max_rows = history, null_page, max_rows
         most = min(most_tokens, attention.most_captured_tokens)
@@ -74,6 +77,12 @@ class DraftReading:
 
     def read(self, rows: Sequence[Row]) -> None:
         """Writes these tokens to the history, and has the draft compute their keys and values."""
+        if self._states is not None:
+            if first_tokens := [_first_token(row) for row in rows if row.start == 0]:
+                update_history(self._history, first_tokens)  # such a draft has no entries of them
+            rows = entry_rows(rows)
+            if not rows:
+                return
         tokens = sum(row.count for row in rows)
         for bucket in self.buckets:
             graph = self._graphs.get(bucket)
@@ -85,17 +94,22 @@ class DraftReading:
         update_history(self._history, rows)
         device = self._state.device
         inputs = build_inputs(Batch(list(rows), 0), self._attention.page_size, self._null_page, device)
-        self._compute(inputs.token_ids, self._attention.plan(inputs, every_token=False))
+        kv_index = inputs.write_pages[0] * self._attention.page_size + inputs.write_offsets
+        self._compute(inputs.token_ids, self._attention.plan(inputs, every_token=False), kv_index)
 
     def _graph(self, tokens: int) -> "_ReadingGraph":
         num_rows = min(tokens, self._max_rows)
         return _ReadingGraph(self._state, self._attention, self._history, tokens, num_rows, self._compute)
 
-    def _compute(self, token_ids: Tensor, attention: TritonAttentionPass) -> None:
+    def _compute(self, token_ids: Tensor, attention: TritonAttentionPass, kv_index: Tensor) -> None:
         model = self._model
         # A token that its table has not cannot be guessed, but may stand in a prompt.
         known = token_ids.clamp(max=model.config.vocab_size - 1)
-        model(self._ops, model.embed(self._ops, known), attention)
+        if self._states is None:
+            hidden = model.embed(self._ops, known)
+        else:
+            hidden = self._states.embed(self._ops, known, kv_index)
+        model(self._ops, hidden, attention)
 
 
 class _ReadingGraph:
@@ -108,7 +122,7 @@ class _ReadingGraph:
         history: Tensor,
         num_tokens: int,
         num_rows: int,
-        compute: Callable[[Tensor, TritonAttentionPass], None],
+        compute: Callable[[Tensor, TritonAttentionPass, Tensor], None],
     ) -> None:
         self._state, self._attention, self._history, self._compute = state, attention, history, compute
         self.num_tokens, self.num_rows = num_tokens, num_rows
@@ -167,7 +181,13 @@ class _ReadingGraph:
         kv_indexes = kv_index.unsqueeze(0)
         attend = self._attention.prefill(chunks, positions, kv_indexes)
         keys_and_values = self._attention.prefill(chunks, positions, kv_indexes, nothing)
-        self._compute(token_ids, TritonAttentionPass(attend, keys_and_values, nothing, positions))
+        self._compute(token_ids, TritonAttentionPass(attend, keys_and_values, nothing, positions), kv_index)
+
+
+def _first_token(row: Row) -> Row:
+    """Returns a chunk of the row's first token."""
+    assert row.token_ids is not None, "the host knows what a draft reads"
+    return replace(row, count=1, token_ids=row.token_ids[:1])
 
 
 def _last_token(row: Row) -> Row:

@@ -62,8 +62,10 @@ from mini_infer_engine.runtime.cuda.sampling import CudaPassHandle, CudaSampling
 from mini_infer_engine.runtime.cuda.speculation import CudaSpeculation
 from mini_infer_engine.runtime.cuda.stage import CudaStage
 from mini_infer_engine.runtime.embeddings import Embeddings, needs_embeddings
+from mini_infer_engine.runtime.hidden_states import HiddenStates
 from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs, build_inputs
 from mini_infer_engine.runtime.inputs.layer_progress import LayerCounters, MarkedAttention
+from mini_infer_engine.runtime.memory.hidden_pages import decode_index
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
 from mini_infer_engine.runtime.recurrent.triton_pass import TritonRecurrentPass
@@ -112,6 +114,8 @@ class CudaExecutor:
             self.state, worker.config.vocab_size, worker.dtype, buckets, most_rows, self.kernels
         )
         config = speculation_of(settings)
+        self.states = HiddenStates.of(None if worker.draft is None else worker.draft.model, pool)
+        """The hidden states that passes store for a draft; None if it reads none."""
         self.speculation: CudaSpeculation | None = None
         if config is not None:
             self.speculation = CudaSpeculation(
@@ -122,6 +126,7 @@ class CudaExecutor:
                 self.attention,
                 self.kernels,
                 self.sampling,
+                states=self.states,
                 max_num_batched_tokens=settings.max_num_batched_tokens or longest,
             )
         self.max_speculative_rows = 0 if self.speculation is None else self.speculation.max_rows
@@ -328,6 +333,7 @@ class CudaExecutor:
             null_page=self.pool.null_page,
             stage=self.stage,
             layers=self.layers,
+            states=self.states,
         )
 
     # -- Passes
@@ -379,9 +385,8 @@ class CudaExecutor:
     def _transfer(self, transfers: Transfers) -> None:
         """Queues a pass's transfers. Several copies share one launch if none reads what another writes."""
         copies = transfers.copies
-        if len(copies) < _COPIES_AT_ONCE or not {copy.source for copy in copies}.isdisjoint(
-            [copy.target for copy in copies]
-        ):
+        is_chained = not {copy.source for copy in copies}.isdisjoint([copy.target for copy in copies])
+        if len(copies) < _COPIES_AT_ONCE or is_chained or self.pool.hidden is not None:
             self.pool.transfer(transfers)
             return
         self.pool.swap(transfers)
@@ -519,7 +524,8 @@ class CudaExecutor:
             positions, kv_lengths = gather_places(inputs.pending_slots, state)
             inputs.positions = inputs.positions.index_copy(0, inputs.pending_tokens, positions)
             inputs.kv_lengths = inputs.kv_lengths.index_copy(0, inputs.pending_tokens, kv_lengths)
-        attention: AttentionPass = self.attention.plan(inputs, every_token=every_token)
+        stores_all = self.states is not None
+        attention: AttentionPass = self.attention.plan(inputs, every_token=every_token or stores_all)
         if self.layers is not None and batch.report_layers is not None:
             batch.report_layers(self.layers.begin())
             attention = MarkedAttention(attention, self.layers.mark)
@@ -529,7 +535,24 @@ class CudaExecutor:
             hidden = model.embed(self.ops, token_ids)
         else:
             hidden = model.enter(self.ops, self.stage.traffic.receive(inputs.num_tokens))
-        return inputs, model(self.ops, hidden, attention)
+        residual: ResidualState = model(self.ops, hidden, attention)
+        if self.states is not None:
+            self.states.store(self.ops, self._kv_index(inputs))
+            if not every_token:
+                residual = residual.select(inputs.sample_rows)
+        return inputs, residual
+
+    def _kv_index(self, inputs: PassInputs) -> Tensor:
+        """Returns where the pass's tokens are stored, [tokens] int64: decode rows, which come first, by their lengths
+        on the device.
+        """
+        page_size, decodes = self.pool.spec.page_size, inputs.num_decodes
+        kv_index = inputs.write_pages[0] * page_size + inputs.write_offsets
+        if not decodes:
+            return kv_index
+        rows = torch.arange(decodes, device=kv_index.device)
+        decoded = decode_index(inputs.page_tables[0], rows, inputs.kv_lengths[:decodes], page_size)
+        return torch.cat((decoded, kv_index[decodes:]))
 
 
 @contextmanager

@@ -22,8 +22,10 @@ from mini_infer_engine.runtime.attention.triton_attention import TritonAttention
 from mini_infer_engine.runtime.attention.triton_backends import TritonBackend
 from mini_infer_engine.runtime.cuda.device_state import DeviceBatchState
 from mini_infer_engine.runtime.cuda.stage import CudaStage
+from mini_infer_engine.runtime.hidden_states import HiddenStates
 from mini_infer_engine.runtime.inputs.host_staging import PinnedStaging
 from mini_infer_engine.runtime.inputs.layer_progress import LayerCounters, MarkedAttention
+from mini_infer_engine.runtime.memory.hidden_pages import decode_index
 
 _LAUNCH_BOUND_BYTES = 6_000_000_000
 _LAUNCH_BOUND_BUCKETS = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 2560, 3072, 3584, 4096)
@@ -79,6 +81,8 @@ class CapturedModel:
     """In a pipeline, the stage whose buffer has hidden states before and after a pass."""
     layers: LayerCounters | None = None
     """Counters by which passes with prompts report the progress of their layers."""
+    states: HiddenStates | None = None
+    """The hidden states that passes store for a draft."""
 
     @property
     def begins(self) -> bool:
@@ -153,6 +157,9 @@ class DecodeGraph:
         if not parts.samples:
             parts.leave(residual)
             return
+        if parts.states is not None:
+            page_size = parts.attention.page_size
+            parts.states.store(parts.ops, decode_index(parts.state.page_tables[0], slots, kv_lengths, page_size))
         model.logits(parts.ops, residual, parts.logits[: self._bucket])
 
     def run(self, rows: list[Row], continued: list[Row]) -> None:
@@ -274,11 +281,14 @@ class PrefillGraph:
         last_tokens = PrefillRows.of_groups(page_tables, sample_starts, ends, 1, longest_key)
         attend = attention.prefill(chunks, positions, kv_index)
         selected = attention.prefill(last_tokens, positions, kv_index, sample_rows)
+        stored_at = kv_index[0]
         if self.num_decodes:
             token_ids = self._with_decodes(token_ids, decode_slots)
             # The device's, since the host may not know how many guesses were right.
             places = gather_places(decode_slots, state.state, state.padding_slot)
             decode = attention.decode(state.page_tables, decode_slots, *places)
+            if parts.states is not None:
+                stored_at = self._with_decode_index(stored_at, decode_slots, places[1])
             attend, selected = (decodes_before_prefill(one, decode, self.num_decodes) for one in (attend, selected))
             if model.reads_positions:
                 positions = self._positions(positions, decode_slots, places[0])
@@ -286,9 +296,20 @@ class PrefillGraph:
         if not parts.samples:
             parts.leave(model(parts.ops, hidden, TritonAttentionPass(attend, attend, None, positions)))
             return
-        planned = TritonAttentionPass(attend, selected, sample_rows, positions)
+        logits_indices = sample_rows if parts.states is None else None
+        planned = TritonAttentionPass(attend, selected, logits_indices, positions)
         residual = model(parts.ops, hidden, parts.reporting(planned))
+        if parts.states is not None:
+            parts.states.store(parts.ops, stored_at)
+            residual = residual.select(sample_rows)
         model.logits(parts.ops, residual, parts.logits[: sample_rows.shape[0]])
+
+    def _with_decode_index(self, kv_index: Tensor, decode_slots: Tensor, kv_lengths: Tensor) -> Tensor:
+        """Returns kv_index [tokens] with that of the decode rows in front; kv_lengths are -1 in rows without one."""
+        state, page_size = self._parts.state, self._parts.attention.page_size
+        decoded = decode_index(state.page_tables[0], decode_slots, kv_lengths, page_size).to(kv_index.dtype)
+        merged = torch.where(kv_lengths < 0, kv_index[: self.num_decodes], decoded)
+        return torch.cat((merged, kv_index[self.num_decodes :]))
 
     def _positions(self, positions: Tensor, decode_slots: Tensor, decoded: Tensor) -> Tensor:
         """Returns positions [tokens] with those of the decode rows in front."""

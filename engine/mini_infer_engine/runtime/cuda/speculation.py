@@ -41,10 +41,12 @@ from mini_infer_engine.runtime.attention.triton_backends import TritonBackend, t
 from mini_infer_engine.runtime.cuda.device_state import DeviceBatchState
 from mini_infer_engine.runtime.cuda.draft_reading import DraftReading, update_history
 from mini_infer_engine.runtime.cuda.graphs import record
+from mini_infer_engine.runtime.cuda.hidden_draft import CudaHiddenDraft
 from mini_infer_engine.runtime.cuda.kernel_head import KernelHead
 from mini_infer_engine.runtime.cuda.sampling import CudaPassHandle, CudaSampling, GuessedPart, SpeculativePart
 from mini_infer_engine.runtime.cuda.speculative_sampling import SpeculativeSampling
 from mini_infer_engine.runtime.draft_vocabulary import DraftVocabulary
+from mini_infer_engine.runtime.hidden_states import HiddenStates
 from mini_infer_engine.runtime.inputs.host_staging import PinnedStaging
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.worker import ModelWorker
@@ -110,8 +112,10 @@ class CudaSpeculation:
         kernels: KernelContext,
         sampling: CudaSampling,
         *,
+        states: HiddenStates | None,
         max_num_batched_tokens: int,
     ) -> None:
+        """Takes `states`, the target's hidden states if a draft reads them."""
         max_num_seqs = sampling.buckets[-1]
         self._config, self._worker, self._state, self._kernels = config, worker, state, kernels
         self._page_size, self._null_page = pool.spec.page_size, pool.null_page
@@ -123,6 +127,8 @@ class CudaSpeculation:
         self._attention = attention
         self._draft_attention: TritonBackend | None = None
         self._reading: DraftReading | None = None
+        self._states = states
+        self._hidden_draft: CudaHiddenDraft | None = None
         _, slots, width = state.page_tables.shape
         device, most, vocabulary = state.device, config.num_tokens, worker.config.vocab_size
         # [slots, positions] int32: see kernels.sampling.speculate
@@ -151,7 +157,8 @@ class CudaSpeculation:
         if worker.draft is not None:
             draft = worker.draft
             sizes = (self.max_rows, draft.config.vocab_size)
-            self._draft_logits = torch.zeros(sizes, dtype=draft.dtype, device=device)
+            # -inf for the tokens that a draft has not in its own vocabulary
+            self._draft_logits = torch.full(sizes, float("-inf"), dtype=draft.dtype, device=device)
             draft_pool = KVPool(draft.model.kv_spec(self._page_size, draft.dtype), pool.num_pages, device)
             self._draft_attention = triton_backend(draft.model.attention_layers, draft_pool, self._longest, kernels)
             self._reading = DraftReading(
@@ -163,7 +170,12 @@ class CudaSpeculation:
                 self._null_page,
                 max_rows=self.max_rows,
                 most_tokens=min(max_num_batched_tokens, self.max_rows * self._longest),
+                states=states,
             )
+            if states is not None:
+                self._hidden_draft = CudaHiddenDraft(
+                    states, self._draft_attention, self._ops, state, self._history, config.num_tokens
+                )
 
     # -- Before the first request
 
@@ -343,10 +355,17 @@ class CudaSpeculation:
             config = self._config
             look_up_guesses(slots, state, self._history, drafts, config.lookup_max, config.lookup_min)
             return
-        model = self._worker.draft.model
+        model, hidden = self._worker.draft.model, None
         for step in range(drafts):
             logits = self._draft_logits[:bucket]
-            residual = self._draft_step(model, bucket) if step else self._first_draft_step(model, bucket)
+            if self._hidden_draft is None:
+                residual = self._draft_step(model, bucket) if step else self._first_draft_step(model, bucket)
+            elif hidden is None:
+                residual = self._hidden_draft.first_step(slots)
+                hidden = self._hidden_draft.own_hidden(residual)
+            else:
+                residual = self._hidden_draft.next_step(slots, self._own_rows[:bucket], self._virtual, hidden)
+                hidden = self._hidden_draft.own_hidden(residual)
             model.logits(self._ops, residual, logits)
             self._sample(logits, filtered=filtered)
             keep_guess(slots, state, self._history, self._virtual.last_tokens, step)
@@ -382,10 +401,11 @@ class CudaSpeculation:
 
     def _verify(self, bucket: int, drafts: int) -> None:
         model = self._worker.model
-        with nullcontext() if model.taps is None else model.taps.recording():
+        reads_features = self._head is not None and model.taps is not None
+        with model.taps.recording() if reads_features and model.taps is not None else nullcontext():
             residual = self._chunks(model, self._attention, bucket, offset=0, count=drafts + 1)
         model.logits(self._ops, residual, self._logits[: bucket * (drafts + 1)])
-        if model.taps is not None:
+        if reads_features and model.taps is not None:
             self._checked_features[: bucket * (drafts + 1)] = model.taps.take()
 
     def _settle(self, bucket: int, drafts: int, *, filtered: bool) -> None:
@@ -443,4 +463,6 @@ class CudaSpeculation:
         hidden = model.embed(self._ops, inputs.token_ids)
         planned = TritonAttentionPass(attend, attend_selected, selected, inputs.positions)
         residual: ResidualState = model(self._ops, hidden, planned)
+        if self._states is not None and model is self._worker.model:
+            self._states.store(self._ops, inputs.kv_index[0])
         return residual

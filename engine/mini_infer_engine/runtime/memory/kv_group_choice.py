@@ -52,7 +52,7 @@ def _obstacle(settings: ResolvedSettings, num_stages: int, *, moves_kv: bool) ->
     if num_stages > 1:
         return "the stages of a pipeline share one page table for all layers yet (pipeline_parallel_size)"
     speculation = speculation_of(settings)
-    if speculation is not None and speculation.method == "draft_model":
+    if speculation is not None and speculation.reads_text:
         return "a draft model reads the page table of all layers (speculative_method)"
     if settings.kv_swap_memory:
         return "kv_swap_memory takes pages of all layers"

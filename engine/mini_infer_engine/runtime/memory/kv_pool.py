@@ -14,6 +14,7 @@ from mini_infer_engine.core.batch import PageCopy, Transfers
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory
 from mini_infer_engine.kv_transfer.transports.shared_memory import SharedArray
 from mini_infer_engine.models.kv_spec import SCALE_DTYPE, KVSpec
+from mini_infer_engine.runtime.memory.hidden_pages import HiddenPages
 from mini_infer_engine.runtime.memory.state_pool import StatePool
 from mini_infer_engine.runtime.memory.zero_memory import zeros
 
@@ -41,6 +42,8 @@ class KVPool:
         """The KV group of each layer, and the layer's index in the group's pages."""
         self.states: StatePool | None = None
         """The recurrent state of sequences, beside the pages; None if no layer has one."""
+        self.hidden: HiddenPages | None = None
+        """The hidden states that a draft reads, under the ids of the pages; None if no draft reads any."""
         self._is_shared = is_shared
         self._file: int | None = None
         self.num_pages = num_pages
@@ -107,12 +110,16 @@ class KVPool:
             self.host_pages[swap.host_page].copy_(self.storage[swap.device_page], non_blocking=True)
         for swap in transfers.swap_in:
             self.storage[swap.device_page].copy_(self.host_pages[swap.host_page], non_blocking=True)
+        if self.hidden is not None:
+            self.hidden.swap(transfers)
 
     def copy(self, copies: list[PageCopy]) -> None:
         """Queues copies on the device, one after the other."""
         for copy in copies:
             tokens = self.copied_tokens(copy)
             self.pages[copy.target, :, :, :tokens].copy_(self.pages[copy.source, :, :, :tokens])
+        if self.hidden is not None:
+            self.hidden.copy(copies)
 
     def copied_tokens(self, copy: PageCopy) -> int:
         """Returns how many tokens of a page, as `pages` has them, a copy takes."""
