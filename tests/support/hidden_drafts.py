@@ -261,7 +261,7 @@ def save_exact_mtp(folder: Path, **changes: Any) -> Path:
 
 def save_exact_eagle3(folder: Path) -> tuple[Path, Path]:
     """Saves a model of a cycle of the last 64 of its 128 tokens, and a draft of these, which computes the last token
-    from the hidden state before it: from the second of the three layers alone.
+    from the hidden state before it: by its MLP, from the second of the three layers alone.
     """
     target, draft, layer = folder / "target", folder / "draft", "midlayer."
     shape = {"vocab_size": 128, "eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
@@ -269,10 +269,15 @@ def save_exact_eagle3(folder: Path) -> tuple[Path, Path]:
     _make_cycle(model, 128)
     model.save_pretrained(target)
     tensors = eagle3_tensors(64, 128, list(range(64, 128)), layer=layer)
-    zeros = torch.zeros(64, 64)
-    tensors["fc.weight"] = torch.cat((zeros, CYCLE, zeros), dim=1)
+    zeros, same = torch.zeros(64, 64), torch.eye(64)
+    tensors["fc.weight"] = torch.cat((zeros, same, zeros), dim=1)
     tensors["lm_head.weight"] = CYCLE.clone()
-    for name in ("self_attn.o_proj", "mlp.down_proj"):
-        tensors[f"{layer}{name}.weight"].zero_()
-    tensors["norm.weight"].fill_(1.0)
+    # The norm makes 8 of the 1 at the token before; behind the gate that is 8 * silu(8), which is moved on by one.
+    gated = 8 * float(functional.silu(torch.tensor(8.0)))
+    for name in ("gate_proj", "up_proj"):
+        tensors[f"{layer}mlp.{name}.weight"] = torch.cat((same, torch.zeros(32, 64)))
+    tensors[f"{layer}mlp.down_proj.weight"] = torch.cat(((CYCLE - same) / gated, torch.zeros(64, 32)), dim=1)
+    tensors[f"{layer}self_attn.o_proj.weight"].zero_()
+    for name in ("norm", f"{layer}post_attention_layernorm"):
+        tensors[f"{name}.weight"].fill_(1.0)
     return target, save_eagle3(draft, eagle3_config(64, 128, 64, speculators=False), tensors)
