@@ -11,14 +11,11 @@ import pytest
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
-import torch
-
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.speculation.controller import DraftController
 from mini_infer_engine.core.stats import EngineStats
-from mini_infer_engine.runtime.memory.hidden_pages import HiddenPages, decode_index
-from tests.gpu.device import DEVICE, GPU_ONLY, KERNELS
+from tests.gpu.device import GPU_ONLY
 from tests.gpu.runs import make_engine, make_runner, make_settings, mixed_requests, texts
 from tests.gpu.test_speculation import interpreted, interpreted_only
 from tests.support.hidden_drafts import (
@@ -143,24 +140,7 @@ def test_every_draft_token_is_accepted_when_passes_without_guesses_come_between(
     assert sum(stats.accepted_tokens_by_position) >= 0.9 * stats.draft_tokens, "the ends of texts"
 
 
-# -- Anywhere
-
-
-@pytest.mark.parametrize("page_size", [16])
-@pytest.mark.parametrize("kernels", [pytest.param(None, marks=KERNELS)])
-def test_hidden_states_are_read_where_decodes_store_them(page_size: int, kernels: None) -> None:
-    del kernels
-    pages = HiddenPages(5, page_size, 8, torch.float32, DEVICE)
-    table = torch.tensor([[3, 1], [0, 4], [5, 5]], dtype=torch.int32, device=DEVICE)
-    slots = torch.tensor([1, 0, 2], dtype=torch.int32, device=DEVICE)
-    lengths = torch.tensor([page_size + 2, 7, -1], device=DEVICE)
-    index = decode_index(table, slots, lengths, page_size)
-    assert index.tolist() == [4 * page_size + 2, 3 * page_size + 7, -1]
-    states = torch.arange(24, dtype=torch.float32, device=DEVICE).view(3, 8)
-    pages.write(index, states)
-    assert torch.equal(pages.read(index[:2]), states[:2])
-    assert torch.equal(pages.pages[4, 2], states[0])
-    assert not pages.pages[:5].sum(dim=-1)[[0, 1, 2]].any()
+# -- Without one
 
 
 @interpreted_only
