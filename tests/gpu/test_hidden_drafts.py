@@ -154,9 +154,14 @@ def test_in_small_every_draft_token_is_accepted_when_the_draft_is_exact(
     target, options = save_exact(tmp_path, method)
     turns = iter(range(1 << 20))
     monkeypatch.setattr(DraftController, "choose", lambda *_, **__: (2, 2, 0, 1)[next(turns) % 4])
-    requests = cycle_requests(method, 6, 18, tokens=11)
+    requests = cycle_requests(method, 6, 18, tokens=14)
     made, stats = interpreted(
-        target, requests, **options, num_speculative_tokens=2, enforce_eager=enforce_eager, max_num_batched_tokens=16
+        target,
+        requests,
+        **options,
+        num_speculative_tokens=2,
+        enforce_eager=enforce_eager,
+        long_prefill_token_threshold=16,
     )
     check_cycle(method, made, requests)
     assert stats.draft_tokens >= 6
