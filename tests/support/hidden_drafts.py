@@ -29,10 +29,14 @@ def normed(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Te
 class MtpReference:
     """DeepSeek-V3's multi-token prediction (arXiv:2412.19437, equations 21 to 23), applied again to its own output."""
 
-    def __init__(self, model: Any, parts: Tensors) -> None:
-        """Takes a model of transformers whose last layer is the one of the prediction, and its other parts."""
+    def __init__(self, model: Any, parts: Tensors, *, is_qwen: bool = False) -> None:
+        """Takes a model of transformers whose last layer is the one of the prediction, and its other parts.
+
+        Qwen's norms have their weights less one, and its own hidden states are those after the layer's norm.
+        """
+        self.is_qwen = is_qwen
         self.model, self.parts, self.number = model.model, parts, model.config.num_hidden_layers - 1
-        self.head = model.lm_head.weight
+        self.head, self.eps = model.lm_head.weight, model.config.rms_norm_eps
 
     def guesses(self, tokens: list[int], count: int) -> list[int]:
         """The next `count` tokens after the one that follows `tokens`, whose last one is not yet computed."""
@@ -42,11 +46,15 @@ class MtpReference:
             hidden = self.model.norm(states)
             for _ in range(count):
                 newest = embed[torch.tensor([*tokens[1:], *made])]
-                both = normed(newest, self.parts["enorm"]), normed(hidden, self.parts["hnorm"])
+                both = self._normed(newest, "enorm"), self._normed(hidden, "hnorm")
                 last = self._layer(functional.linear(torch.cat(both, dim=-1), self.parts["eh_proj"]))[-1:]
-                hidden = torch.cat((hidden, last))
-                made.append(int(functional.linear(normed(last[0], self.parts["shared_head.norm"]), head).argmax()))
+                out = self._normed(last, "shared_head.norm")
+                hidden = torch.cat((hidden, out if self.is_qwen else last))
+                made.append(int(functional.linear(out[0], head).argmax()))
         return made
+
+    def _normed(self, x: torch.Tensor, part: str) -> torch.Tensor:
+        return normed(x, self.parts[part] + self.is_qwen, self.eps)
 
     def _layer(self, x: torch.Tensor) -> torch.Tensor:
         places = torch.arange(len(x))[None]
@@ -60,7 +68,8 @@ class MtpReference:
 
 def save_mtp(folder: Path, architecture: str, **shape: Any) -> MtpReference:
     """Saves a model of three layers with a fourth one that predicts further tokens, and returns what that predicts."""
-    model = save_tiny_model(folder, architecture, num_hidden_layers=4, **shape)
+    is_qwen = architecture.startswith("qwen")
+    model = save_tiny_model(folder, architecture, **{"num_hidden_layers": 4} | shape)
     width = model.config.hidden_size
     torch.manual_seed(11)
     parts = {
@@ -69,8 +78,29 @@ def save_mtp(folder: Path, architecture: str, **shape: Any) -> MtpReference:
         "eh_proj": torch.randn(width, 2 * width) * 0.2,
         "shared_head.norm": torch.rand(width) + 0.5,
     }
-    add_mtp(folder, parts)
-    return MtpReference(model, parts)
+    (_add_qwen_mtp if is_qwen else add_mtp)(folder, parts)
+    return MtpReference(model, parts, is_qwen=is_qwen)
+
+
+_QWEN_PARTS = {
+    "enorm": "pre_fc_norm_embedding",
+    "hnorm": "pre_fc_norm_hidden",
+    "eh_proj": "fc",
+    "shared_head.norm": "norm",
+}
+
+
+def _add_qwen_mtp(folder: Path, parts: Tensors) -> None:
+    """Makes the last layer of a checkpoint the one that predicts further tokens, as Qwen3-Next's are stored."""
+    values = json.loads((folder / "config.json").read_text())
+    values["num_hidden_layers"] -= 1
+    values["layer_types"] = values["layer_types"][:-1]
+    (folder / "config.json").write_text(json.dumps(values))
+    layer = f"model.layers.{values['num_hidden_layers']}."
+    tensors = load_file(folder / "model.safetensors")
+    moved = {name.replace(layer, "mtp.layers.0."): tensor for name, tensor in tensors.items()}
+    moved |= {f"mtp.{_QWEN_PARTS[name]}.weight": tensor.clone() for name, tensor in parts.items()}
+    save_file(moved, folder / "model.safetensors")
 
 
 def add_mtp(folder: Path, parts: Tensors) -> None:

@@ -284,7 +284,7 @@ class DecoderModel(CausalModel):
         return tied or checkpoint_name.endswith((*self.unused_checkpoint_suffixes, *KV_SCALES, *unused_here))
 
     def is_elsewhere(self, checkpoint_name: str) -> bool:
-        """True if another stage, or another rank with whole experts, has this tensor."""
+        """True if another stage, another rank with whole experts, or a draft in the same checkpoint has this tensor."""
         if self.config.stage.size > 1 and self._is_of_another_stage(checkpoint_name):
             return True
         return self.config.tensor_parallel.whole_experts and self._is_of_another_expert(checkpoint_name)

@@ -6,6 +6,7 @@ from mini_infer_engine.config.json_fields import Fields
 from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.models.deepseek_v2 import DeepseekV2ForCausalLM, moe_spec, parse_deepseek
 from mini_infer_engine.models.mtp_names import DEEPSEEK, MtpNames
+from mini_infer_engine.models.sparse_decoder import predicts_further
 
 
 class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
@@ -25,7 +26,6 @@ class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
         interleaved = fields.boolean("rope_interleave", True)
         return parse_deepseek(fields, architecture, eos_token_ids, moe, interleaved=interleaved)
 
-    def is_unused(self, checkpoint_name: str) -> bool:
-        """True also for tensors of the layers that predict further tokens, which follow the others."""
-        predicts_further = checkpoint_name.startswith(f"model.layers.{self.config.num_layers}.")
-        return predicts_further or super().is_unused(checkpoint_name)
+    def is_elsewhere(self, checkpoint_name: str) -> bool:
+        """True also for tensors of the layers that predict further tokens."""
+        return predicts_further(self.config, checkpoint_name) or super().is_elsewhere(checkpoint_name)

@@ -24,6 +24,7 @@ from mini_infer_engine.layers.recurrent import RecurrentBlock
 from mini_infer_engine.layers.rotary import rotary_order
 from mini_infer_engine.models.causal_model import StoredWeights
 from mini_infer_engine.models.decoder import DecoderLayer
+from mini_infer_engine.models.mtp_names import QWEN, MtpNames
 from mini_infer_engine.models.recurrent_decoder import HybridModel, RecurrentLayer
 from mini_infer_engine.models.sparse_decoder import SparseLayer
 from mini_infer_engine.ops.base import AttentionPass, Ops, RecurrentPass, ResidualState
@@ -132,6 +133,7 @@ class GatedDeltaLayer(RecurrentLayer, SparseLayer):
 class GatedDeltaModel(HybridModel):
     """A decoder of gated delta nets, with gated attention in every few layers."""
 
+    mtp_names: ClassVar[MtpNames | None] = QWEN
     layer_class: ClassVar[type[DecoderLayer]] = GatedAttentionLayer
     recurrent_layer_class: ClassVar[type[DecoderLayer]] = GatedDeltaLayer
     checkpoint_names: ClassVar[dict[str, str]] = {
@@ -147,9 +149,9 @@ class GatedDeltaModel(HybridModel):
             if isinstance(module, SparseMoE):
                 module.reads_stacks = reads_stacks
 
-    def is_unused(self, checkpoint_name: str) -> bool:
-        """True for the layers that predict several tokens, too: they are for speculation."""
-        return checkpoint_name.startswith("mtp.") or super().is_unused(checkpoint_name)
+    def is_elsewhere(self, checkpoint_name: str) -> bool:
+        """True also for tensors of the layers that predict further tokens."""
+        return checkpoint_name.startswith("mtp.") or super().is_elsewhere(checkpoint_name)
 
 
 def parse_gated_delta_decoder(fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> dict[str, Any]:

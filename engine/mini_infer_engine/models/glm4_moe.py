@@ -9,6 +9,7 @@ from mini_infer_engine.config.model.rope import parse_partial_rope
 from mini_infer_engine.layers.attention import Attention, AttentionBlock
 from mini_infer_engine.models.decoder import DecoderLayer
 from mini_infer_engine.models.deepseek_v2 import layer_number, moe_spec
+from mini_infer_engine.models.mtp_names import DEEPSEEK, MtpNames
 from mini_infer_engine.models.sparse_decoder import SparseConfig, SparseLayer, SparseModel, predicts_further
 
 PARTIAL_ROTATION = 0.5
@@ -39,8 +40,9 @@ class Glm4MoeLayer(SparseLayer):
 
 
 class Glm4MoeForCausalLM(SparseModel):
-    """GLM-4.5, 4.6 and 4.7, and GLM-4.5-Air (GLM Team 2025, arXiv 2508.06471), without multi-token prediction."""
+    """GLM-4.5, 4.6 and 4.7, and GLM-4.5-Air (GLM Team 2025, arXiv 2508.06471)."""
 
+    mtp_names: ClassVar[MtpNames | None] = DEEPSEEK
     layer_class: ClassVar[type[DecoderLayer]] = Glm4MoeLayer
 
     @classmethod
@@ -63,6 +65,6 @@ class Glm4MoeForCausalLM(SparseModel):
         has_qk_norm = fields.boolean("use_qk_norm", False)
         return Glm4MoeConfig(**common, moe=moe, sparse_layers=sparse, has_qk_norm=has_qk_norm)
 
-    def is_unused(self, checkpoint_name: str) -> bool:
+    def is_elsewhere(self, checkpoint_name: str) -> bool:
         """True also for tensors of the layers that predict further tokens."""
-        return predicts_further(self.config, checkpoint_name) or super().is_unused(checkpoint_name)
+        return predicts_further(self.config, checkpoint_name) or super().is_elsewhere(checkpoint_name)

@@ -72,6 +72,6 @@ class MiniMaxM2ForCausalLM(SparseModel):
         common = parse_decoder(fields, architecture, eos_token_ids, **different)
         return SparseConfig(**common, moe=moe, sparse_layers=frozenset(range(num_layers)))
 
-    def is_unused(self, checkpoint_name: str) -> bool:
+    def is_elsewhere(self, checkpoint_name: str) -> bool:
         """True also for tensors of the layers that predict further tokens."""
-        return predicts_further(self.config, checkpoint_name) or super().is_unused(checkpoint_name)
+        return predicts_further(self.config, checkpoint_name) or super().is_elsewhere(checkpoint_name)

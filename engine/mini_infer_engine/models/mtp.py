@@ -54,12 +54,10 @@ class MtpModel(HiddenDraft):
         """Returns the checkpoint's name of the layer or of one of its tensors."""
         return self.target.checkpoint_name(self._names.name_of(f"{name}.", self._number).removesuffix("."))
 
-    def is_unused(self, checkpoint_name: str) -> bool:
+    def is_elsewhere(self, checkpoint_name: str) -> bool:
         """True for all tensors outside the layer, and for its copies of the model's matrices."""
         prefix = self._names.prefix_of(self._number)
-        if not checkpoint_name.startswith(prefix):
-            return True
-        return checkpoint_name.removeprefix(prefix).startswith(_COPIES) or super().is_unused(checkpoint_name)
+        return not checkpoint_name.startswith(prefix) or checkpoint_name.removeprefix(prefix).startswith(_COPIES)
 
     def finish_loading(self, max_positions: int) -> None:
         """Derives everything that depends on weights and config."""

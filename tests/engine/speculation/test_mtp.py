@@ -12,10 +12,11 @@ from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.speculation.controller import DraftController
 from mini_infer_engine.models.registry import model_class
+from mini_infer_engine.runtime import model_runner
 from mini_infer_engine.runtime.model_runner import load_runner
 from tests.engine.speculation.test_same_text import requests, run
 from tests.support.hidden_drafts import MtpReference, recorded_guesses, save_exact_mtp, save_mtp
-from tests.support.tiny_models import DEEPSEEK_V3, save_tiny_model
+from tests.support.tiny_models import DEEPSEEK_V3, GATED_DELTA, GATED_MOE, GLM_MOE, save_tiny_model
 
 MTP_OPTIONS: dict[str, Any] = {"speculative_method": "mtp", "num_speculative_tokens": 3}
 
@@ -81,6 +82,35 @@ def test_mtp_guesses_equal_its_definition_when_passes_without_guesses_come_betwe
     assert len(found) > 20
     for text, guesses in found[::3]:
         assert guesses == reference.guesses(text, len(guesses)), f"after {len(text)} tokens"
+
+
+def test_mtp_guesses_equal_its_definition_when_the_model_is_glm(tmp_path: Path) -> None:
+    """With rotation of a part of each head, norms of q and k, and biases."""
+    shape = GLM_MOE | {"use_qk_norm": True, "attention_bias": True}
+    reference = save_mtp(tmp_path, "glm4_moe", **shape)
+    with recorded_guesses() as found:
+        guessed, _ = run(tmp_path, greedy(9, 17, 30), **MTP_OPTIONS)
+    assert guessed == run(tmp_path, greedy(9, 17, 30))[0]
+    assert len(found) > 20
+    for text, guesses in found[::2]:
+        assert guesses == reference.guesses(text, len(guesses)), f"after {len(text)} tokens"
+
+
+def test_mtp_guesses_equal_its_definition_when_the_model_is_qwen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first guesses of each text alone: after them the recurrent state would have to go back."""
+    kinds = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
+    reference = save_mtp(tmp_path, "qwen3_next", **GATED_DELTA | GATED_MOE | {"layer_types": kinds})
+    with pytest.raises(ModelError, match="speculative_method"):
+        run(tmp_path, [], **MTP_OPTIONS)
+    monkeypatch.setattr(model_runner, "check_recurrent", lambda *_, **__: None)
+    for request in greedy(9, 17, 30, tokens=5):
+        with recorded_guesses() as found:
+            run(tmp_path, [request], **MTP_OPTIONS, step_depth=0)
+        text, guesses = found[0]
+        assert len(guesses) == 3
+        assert guesses == reference.guesses(text, 3)
 
 
 @pytest.mark.parametrize("step_depth", [0, 1])

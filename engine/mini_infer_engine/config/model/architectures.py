@@ -53,7 +53,15 @@ HYBRIDS = frozenset(
     }
 )
 """Models with layers that have a recurrent state."""
-MTP = frozenset({"DeepseekV3ForCausalLM"})
+MTP = frozenset(
+    {
+        "DeepseekV3ForCausalLM",
+        "Glm4MoeForCausalLM",
+        "Qwen3NextForCausalLM",
+        "Qwen3_5ForCausalLM",
+        "Qwen3_5MoeForCausalLM",
+    }
+)
 """Models whose checkpoints' multi-token-prediction layers are read, those with `DecoderModel.mtp_names`."""
 _TEXT_PARTS = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",

@@ -16,6 +16,8 @@ _TEXT_PARTS = (
 """Prefixes of the text part of a model that reads images, the longest first, and of Nemotron-H's layers, and their
 replacements.
 """
+_BESIDE = ("lm_head.", "mtp.")
+"""Prefixes of what stands beside the text part: the output matrix, and layers that predict further tokens."""
 _BASE_PARTS = ("embed_tokens.", "layers.", "norm.")
 
 
@@ -40,4 +42,4 @@ def _text_name(name: str) -> str | None:
     for prefix, ours in _TEXT_PARTS:
         if name.startswith(prefix):
             return ours + name.removeprefix(prefix)
-    return name if name.startswith("lm_head.") else None
+    return name if name.startswith(_BESIDE) else None

@@ -32,8 +32,9 @@ class HiddenPages:
         self._rows.index_copy_(0, self._places(kv_index), states)
 
     def read(self, kv_index: Tensor) -> Tensor:
-        """Returns the states [tokens, width] at kv_index [tokens] in new memory; of negative ones anything finite."""
-        return self._rows.index_select(0, self._places(kv_index))
+        """Returns the states [tokens, width] at kv_index [tokens] in new memory; zeros for negative ones."""
+        found = self._rows.index_select(0, self._places(kv_index))
+        return found.masked_fill_((kv_index < 0).unsqueeze(1), 0)  # what padding stores may be no number
 
     def _places(self, kv_index: Tensor) -> Tensor:
         return torch.where(kv_index < 0, self._null_row, kv_index).long()
