@@ -1,9 +1,11 @@
 """Multi-token prediction of DeepSeek-V3 checkpoints guesses what its definition says, and changes no text."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from mini_infer_engine.config.errors import ModelError
@@ -15,7 +17,8 @@ from mini_infer_engine.models.registry import model_class
 from mini_infer_engine.runtime import model_runner
 from mini_infer_engine.runtime.model_runner import load_runner
 from tests.engine.speculation.test_same_text import requests, run
-from tests.support.hidden_drafts import MtpReference, recorded_guesses, save_exact_mtp, save_mtp
+from tests.support.fp8_checkpoints import quantize_folder
+from tests.support.hidden_drafts import MtpReference, add_mtp, recorded_guesses, save_exact_mtp, save_mtp
 from tests.support.tiny_models import DEEPSEEK_V3, GATED_DELTA, GATED_MOE, GLM_MOE, save_tiny_model
 
 MTP_OPTIONS: dict[str, Any] = {"speculative_method": "mtp", "num_speculative_tokens": 3}
@@ -111,6 +114,25 @@ def test_mtp_guesses_equal_its_definition_when_the_model_is_qwen(
         text, guesses = found[0]
         assert len(guesses) == 3
         assert guesses == reference.guesses(text, 3)
+
+
+def test_mtp_guesses_are_those_of_exact_weights_when_the_checkpoint_is_fp8(tmp_path: Path) -> None:
+    """As DeepSeek-V3's is: blocks of FP8 in the layer, too, and its projection in the model's dtype."""
+    wide = {"moe_intermediate_size": 96, "q_lora_rank": 64}
+    save_tiny_model(tmp_path / "fp8", "deepseek_v3", num_hidden_layers=4, **DEEPSEEK_V3 | wide)
+    shutil.copytree(tmp_path / "fp8", tmp_path / "exact")
+    save_file(quantize_folder(tmp_path / "fp8", "fp8-block"), tmp_path / "exact" / "model.safetensors")
+    torch.manual_seed(11)
+    norms = {name: torch.rand(64) + 0.5 for name in ("enorm", "hnorm", "shared_head.norm")}
+    parts = norms | {"eh_proj": torch.randn(64, 128) * 0.2}
+    texts = []
+    for folder in (tmp_path / "fp8", tmp_path / "exact"):
+        add_mtp(folder, parts)
+        with recorded_guesses() as found:
+            run(folder, greedy(9, 17), **MTP_OPTIONS)
+        texts.append(found)
+    assert len(texts[0]) > 15
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("step_depth", [0, 1])
