@@ -117,6 +117,7 @@ def speculating(group: Group, root: Path, budget: Budget, stack: ExitStack, smok
         guesses=5,
         acceptances=acceptances,
         peer_acceptances=acceptances,
+        methods=["draft", "head", "eagle3"],
         peer_methods=methods,
     )
     written = stack.enter_context(speculation.written_checkpoints(options, root, budget))

@@ -3,15 +3,16 @@
     python benchmarks/speculation.py --out FILE --time-limit-s 300
 
 `demo`: the demo model with its draft, real questions: acceptance, tokens a pass, tokens a second, time to the first
-token. `shapes`: a 7B shape with a 0.5B shape as draft and with a head, random weights, so that the cost is real; how
-many guesses are right is set here, where they are checked. `ngram`: the same shape with prompt look-up. `chats`:
-growing chats of the demo model, which go on with its own answers, with prompt look-up: all turns together.
+token. `shapes`: a 7B shape with a 0.5B shape as draft, with a head, and with an EAGLE-3 head, random weights, so that
+the cost is real; how many guesses are right is set here, where they are checked. `ngram`: the same shape with prompt
+look-up. `chats`: growing chats of the demo model, which go on with its own answers, with prompt look-up: all turns
+together.
 Ratios are to the plain engine with the same settings, which is first: of a second of runs together, of the median run,
 of the first run of a batch and of the slowest other one. Engines of a part start at the same time; the demo model's
 then take turns, run by run, the others follow each other. "share": of all tokens, those made by passes with guesses.
 `vllm`: the shapes by vLLM where it is present, with as many guesses, by --peer-methods: the same draft (draft_model), a
-head of its own kind (eagle3, of the same width and guessed vocabulary as ours), and prompt look-up on the GPU
-(ngram_gpu, n-grams of 2 to 4 tokens as ours; its look-up on the CPU wants numba). Its rejection sampler is told the
+head of its own kind (of the same width and guessed vocabulary as ours), the EAGLE-3 head of ours, and prompt look-up
+(ngram_gpu, n-grams of 2 to 4 tokens as ours; look-up on the CPU wants numba). Its rejection sampler is told the
 acceptance ("synthetic"), one after another of --peer-acceptances in one start. Then all engines of the shapes read
 checkpoints whose model walks in circles, so that look-up always finds its guesses. Both are compared by all tokens a
 second, prompts included. beside_vllm.py has the same of both engines with a single start.
@@ -378,7 +379,14 @@ def main() -> int:
         help="of vLLM (default: 0.8)",
     )
     parser.add_argument(
-        "--peer-methods", type=words, default=["draft"], metavar="draft,head,ngram", help="of vLLM (default: draft)"
+        "--peer-methods",
+        type=words,
+        default=["draft"],
+        metavar="draft,head,eagle3,ngram",
+        help="of vLLM (default: draft)",
+    )
+    parser.add_argument(
+        "--methods", type=words, default=words("draft,head,eagle3"), metavar="draft,head,eagle3", help="of the shapes"
     )
     parser.add_argument(
         "--draft-vocab-size",
@@ -450,6 +458,7 @@ def variants_of(part: str, options: argparse.Namespace) -> dict[str, dict[str, A
         methods: dict[str, dict[str, Any]] = {
             "draft": {"method": "draft_model"},
             "head": {"method": "eagle3"},
+            "eagle3": {"method": "eagle3"},
             "ngram": {"method": "ngram_gpu", "prompt_lookup_max": 4, "prompt_lookup_min": 2},
         }
         return {"plain": {}} | {name: own | methods[name] for name in options.peer_methods}
@@ -460,7 +469,9 @@ def variants_of(part: str, options: argparse.Namespace) -> dict[str, dict[str, A
     draft = more | {"speculative_model": "demo-draft"}  # of shapes, others take their place
     head = more | {"speculative_method": "head", "speculative_model": "demo-head"}
     if part == "shapes":
-        return {"plain": {}, "draft": draft, "head": head}
+        eagle3 = more | {"speculative_method": "eagle3", "speculative_model": "demo-head"}
+        methods = {"draft": draft, "head": head, "eagle3": eagle3}
+        return {"plain": {}} | {name: methods[name] for name in options.methods}
     trained = {"head": head} if resolve_model("demo-head").exists() else {}
     return {"plain": {}, "draft": draft, **trained, "ngram": looked_up, "plain again": {}}
 
@@ -491,14 +502,15 @@ def with_folders(
     part: str, settings: dict[str, Any], variants: dict[str, dict[str, Any]]
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Those of drafts and heads move from the settings into the variants that have such a model."""
-    of_vllm = {"draft": {"model": settings.get("draft")}, "head": {"model": settings.get("peer_head")}}
+    peer_head = {"model": settings.get("peer_head")}
+    of_vllm = {"draft": {"model": settings.get("draft")}, "head": peer_head, "eagle3": peer_head}
     found = dict[str, dict[str, Any]]()
     for label, variant in variants.items():
         found[label] = dict(variant)
         if part == "vllm":
             found[label] |= of_vllm.get(label, {})
         elif part == "shapes" and "speculative_model" in variant:
-            found[label]["speculative_model"] = settings[label]
+            found[label]["speculative_model"] = settings["peer_head" if label == "eagle3" else label]
     return {name: value for name, value in settings.items() if name not in _MODELS}, found
 
 

@@ -120,7 +120,7 @@ def test_every_draft_token_is_accepted_when_the_draft_is_exact(
     small = {"max_num_batched_tokens": 64, "page_size": 16, "step_depth": 0, "enforce_eager": enforce_eager}
     made, stats = run(target, requests, num_speculative_tokens=3, **small, **options)
     check_cycle(method, made, requests)
-    assert stats.draft_tokens > 200
+    assert stats.draft_tokens > 150
     assert sum(stats.accepted_tokens_by_position) >= 0.97 * stats.draft_tokens, "the ends of texts"
 
 

@@ -56,6 +56,12 @@ def test_vllms_speculative_config_is_a_keyword_of_llm() -> None:
     assert to_own_names({"speculative_config": None}) == {}
 
 
+@pytest.mark.parametrize("method", ["mtp", "deepseek_mtp", "glm4_moe_mtp"])
+def test_vllms_names_of_multi_token_prediction_are_mtp(method: str) -> None:
+    values = {"method": method, "num_speculative_tokens": 1}
+    assert options_of_config(values) == {"speculative_method": "mtp", "num_speculative_tokens": 1}
+
+
 @pytest.mark.parametrize(
     ("text", "message_part"),
     [("{", "is no JSON"), ("[]", "must be an object"), ('{"method": "ngram", "quantization": "fp8"}', "quantization")],

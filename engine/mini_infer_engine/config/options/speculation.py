@@ -23,6 +23,8 @@ _OPTION_OF = {
     "prompt_lookup_min": "prompt_lookup_min",
 }
 """Options by the keys of vLLM's that mean the same."""
+_METHOD_OF = dict.fromkeys(("deepseek_mtp", "glm4_moe_mtp", "qwen3_next_mtp", "qwen3_5_mtp"), "mtp")
+"""Methods by vLLM's older names for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,8 @@ def options_of_config(config: str | Mapping[str, Any]) -> dict[str, Any]:
             f"speculative_config has {', '.join(unknown)}, which this engine has not: known are {', '.join(_OPTION_OF)}"
         )
     provided = {name: value for name, value in values.items() if value is not None}
+    if isinstance(method := provided.get("method"), str):
+        provided["method"] = _METHOD_OF.get(method, method)
     rows = {row.name: row for row in option_rows(EngineOptions)}
     for name, value in provided.items():
         if (fault := _fault(rows[_OPTION_OF[name]], value)) is not None:
