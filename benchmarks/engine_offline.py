@@ -62,7 +62,13 @@ class Contender:
 
 
 def measure(
-    engine: str, model: str, settings: dict[str, Any], smoke: bool, caches: Path | None = None, *figure_names: str
+    engine: str,
+    model: str,
+    settings: dict[str, Any],
+    smoke: bool,
+    caches: Path | None = None,
+    first_token: tuple[int, ...] = (),
+    *figure_names: str,
 ) -> Iterator[dict[str, float]]:
     """One engine's figures, those that begin with a word that is wanted, as they come; in a process of its own.
 
@@ -74,6 +80,8 @@ def measure(
         figure_names = _OF_TRANSFORMERS
     sizes = loads.SMOKE if smoke else loads.FULL
     sizes = replace(sizes, vocabulary=vocabulary(model, sizes.vocabulary))
+    if first_token:
+        sizes = replace(sizes, first_token=first_token)
     begin = time.perf_counter()
     loaded = engines.load(engine, model, settings)
     yield {"start s": time.perf_counter() - begin}
@@ -231,6 +239,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--loads", type=words, default=(), metavar="NAME,...", help="figures that begin so (default: all)"
     )
+    parser.add_argument(
+        "--first-token", type=integers, default=(), metavar="N,...", help="lengths of the prompts of ttft"
+    )
     parser.add_argument("--one-by-one", action="store_true", help="each engine by itself, not all on the GPU together")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="keep other models' results of the same machine")
     parser.add_argument("--plot", type=Path, metavar="FILE")
@@ -248,6 +259,8 @@ def list_contenders(options: argparse.Namespace) -> list[Contender]:
             settings = {"max_num_seqs": number}
             if options.max_num_batched_tokens:
                 settings["max_num_batched_tokens"] = options.max_num_batched_tokens
+            if options.first_token:
+                settings["max_model_len"] = max(engines.CONTEXT_TOKENS, max(options.first_token) + 1)
             found.append(Contender(engine, engines.SMOKE_SETTINGS if options.smoke else settings))
     return found
 
@@ -283,7 +296,8 @@ def side_by_side(
             for contender in contenders:
                 caches = options.caches and options.caches / model / engines.base_name(contender.engine)
                 settings = contender.settings | together
-                arguments = (contender.engine, folder, settings, options.smoke, caches, *options.loads)
+                lengths = tuple(options.first_token)
+                arguments = (contender.engine, folder, settings, options.smoke, caches, lengths, *options.loads)
                 processes[contender.label] = stack.enter_context(Isolated(measure, *arguments))
                 processes[contender.label].start_step()
             starts = {label: islice(process.answers(budget.left_s), 1) for label, process in processes.items()}

@@ -3,9 +3,9 @@
     python benchmarks/passes.py --engines qwen2.5-7b:tp1,qwen2.5-7b:tp2,qwen2.5-14b:pp2 --out FILE
     python benchmarks/passes.py --engines qwen2.5-7b:tp2,qwen2.5-7b:tp2:overlapped_sums --out FILE
 
-Mechanisms to do without stand behind an engine's kind. Of each engine, in a process of its own: how long passes take by
-their rows (decode rows in steps of 32, prompt tokens in steps of 512), and how long the host launches them and waits
-for them; then torch's profile of the first rank.
+Mechanisms to do without stand behind an engine's kind; `eager` there is --enforce-eager. Of each engine, in a process
+of its own: how long passes take by their rows (decode rows in steps of 32, prompt tokens in steps of 512), and how long
+the host launches them and waits for them; then torch's profile of the first rank.
 """
 
 import random
@@ -20,7 +20,7 @@ from typing import Any
 from common import engines, loads
 from common.isolation import Figures
 from common.kernel_times import show_kernel_times
-from common.models import kv_bytes_per_token, model_folder, vocabulary
+from common.models import config_of, has_recurrent_state, kv_bytes_per_token, model_folder, vocabulary
 from common.report import log_line, make_parser, print_table, save, words
 from common.together import Start, measure_alternately
 
@@ -73,8 +73,8 @@ class Watched:
         }
 
 
-def measure(label: str, folder: str, settings: dict[str, Any], smoke: bool) -> Iterator[Figures]:
-    """One engine."""
+def measure(label: str, folder: str, settings: dict[str, Any], rows: int, smoke: bool) -> Iterator[Figures]:
+    """Yields the figures of one engine that decodes so many rows together."""
     from mini_infer_engine.config.options.settings import EngineSettings
     from mini_infer_engine.core.request import Request, SamplingParams
     from mini_infer_engine.core_process.build import build_engine
@@ -83,7 +83,7 @@ def measure(label: str, folder: str, settings: dict[str, Any], smoke: bool) -> I
     yield {}
     dice, vocabulary_size = random.Random(0), vocabulary(folder, 150_000)
     sizes = loads.SMOKE if smoke else loads.FULL
-    rows, (low, high) = sizes.batch, sizes.mixed
+    rows, (low, high) = min(sizes.batch, rows), sizes.mixed
 
     def add(name: str, lengths: list[int], limits: list[int]) -> None:
         for place, (length, limit) in enumerate(zip(lengths, limits, strict=True)):
@@ -110,10 +110,10 @@ def measure(label: str, folder: str, settings: dict[str, Any], smoke: bool) -> I
     if smoke:
         return
     add("kernels", [600] * rows, [400] * rows)
-    for _ in range(3):
+    for _ in range(min(3, rows // 64)):
         engine.step()
     log_line(f"{label}: passes with prompts")
-    yield {f"{label}, prompts": show_kernel_times(engine.step, _PROFILED_PROMPTS)}
+    yield {f"{label}, prompts": show_kernel_times(engine.step, min(_PROFILED_PROMPTS, 1 + rows // 32))}
     while watched.launches[-1][3]:
         engine.step()
     log_line(f"{label}: {rows} decode rows")
@@ -125,7 +125,9 @@ def settings_of(kind: str, disabled: list[str], folder: str, smoke: bool) -> dic
     """Of an engine by its short name: tp2, pp2."""
     size = int(kind[2:])
     settings = engines.SETTINGS | {"model": folder, "max_num_seqs": loads.FULL.batch, _KINDS[kind[:2]]: size}
-    settings |= {"disable": tuple(disabled), "kv_cache_memory": _KV_TOKENS * kv_bytes_per_token(folder) // size}
+    settings |= {"disable": tuple(name for name in disabled if name != "eager"), "enforce_eager": "eager" in disabled}
+    if not has_recurrent_state(config_of(folder)):
+        settings["kv_cache_memory"] = _KV_TOKENS * kv_bytes_per_token(folder) // size
     return settings | (engines.SMOKE_SETTINGS if smoke else {})
 
 
@@ -136,6 +138,7 @@ def main() -> int:
     parser.add_argument(
         "--engines", type=words, default=usual, metavar="MODEL:tpN|ppN[:OFF...],...", help="one after another"
     )
+    parser.add_argument("--rows", type=int, default=loads.FULL.batch, metavar="N", help="requests at a time")
     options = parser.parse_args()
     if options.smoke:
         options.engines = [f"{engines.SMOKE_MODEL}:tp1"]
@@ -151,7 +154,7 @@ def main() -> int:
             model, kind, *disabled = label.split(":")
             folder = str(model_folder(model, Path(root)))
             settings = settings_of(kind, disabled, folder, options.smoke)
-            starts[label] = (measure, (label, folder, settings, options.smoke))
+            starts[label] = (measure, (label, folder, settings, options.rows, options.smoke))
         result["errors"] = measure_alternately(starts, options.time_limit_s, note)
     save(options.out, result)
     return int(bool(result["errors"]))

@@ -284,6 +284,160 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 CONFIGS["tiny-window"] = CONFIGS["tiny"] | {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1}
 
+_QWEN3_NEXT: dict[str, Any] = _QWEN3 | {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "rope_theta": 1e7,
+    "partial_rotary_factor": 0.25,
+    "max_position_embeddings": 262144,
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "tie_word_embeddings": False,
+}
+_NEXT_IN_BF16 = ["linear_attn.conv1d", "linear_attn.in_proj_ba", "mlp.gate", "mlp.shared_expert_gate"]
+"""The modules of each layer that Qwen's FP8 checkpoint leaves in bf16."""
+CONFIGS |= {
+    "qwen3-next-12-layers": _QWEN3_NEXT | {"num_hidden_layers": 12},
+    "qwen3-next-80b-a3b-fp8": _QWEN3_NEXT
+    | {
+        "quantization_config": {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [128, 128],
+            "modules_to_not_convert": [
+                "lm_head",
+                "model.embed_tokens",
+                *(f"model.layers.{layer}.{module}" for layer in range(48) for module in _NEXT_IN_BF16),
+            ],
+        },
+    },
+    "granite-4-h-small": {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "model_type": "granitemoehybrid",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 100257,
+        "eos_token_id": 100257,
+        "pad_token_id": 100256,
+        "max_position_embeddings": 131072,
+        "vocab_size": 100352,
+        "hidden_size": 4096,
+        "intermediate_size": 768,
+        "shared_intermediate_size": 1536,
+        "num_hidden_layers": 40,
+        "layer_types": ["attention" if layer % 10 == 5 else "mamba" for layer in range(40)],
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_local_experts": 72,
+        "num_experts_per_tok": 10,
+        "attention_bias": False,
+        "attention_multiplier": 0.0078125,
+        "embedding_multiplier": 12,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 16,
+        "position_embedding_type": "nope",
+        "mamba_chunk_size": 256,
+        "mamba_conv_bias": True,
+        "mamba_d_conv": 4,
+        "mamba_d_head": 64,
+        "mamba_d_state": 128,
+        "mamba_expand": 2,
+        "mamba_n_groups": 1,
+        "mamba_n_heads": 128,
+        "mamba_proj_bias": False,
+        "tie_word_embeddings": True,
+    },
+    "lfm2-1.2b": {
+        "architectures": ["Lfm2ForCausalLM"],
+        "model_type": "lfm2",
+        "norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 1,
+        "eos_token_id": 7,
+        "pad_token_id": 0,
+        "max_position_embeddings": 128000,
+        "vocab_size": 65536,
+        "hidden_size": 2048,
+        "block_dim": 2048,
+        "block_ff_dim": 12288,
+        "block_multiple_of": 256,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": True,
+        "conv_bias": False,
+        "conv_L_cache": 3,
+        "num_hidden_layers": 16,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "tie_embedding": True,
+        "tie_word_embeddings": True,
+    },
+    "gpt-oss-20b": {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150000,
+        "torch_dtype": "bfloat16",
+        "eos_token_id": 200002,
+        "pad_token_id": 199999,
+        "max_position_embeddings": 131072,
+        "vocab_size": 201088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 24,
+        "layer_types": ["full_attention" if layer % 2 else "sliding_attention" for layer in range(24)],
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "attention_bias": True,
+        "sliding_window": 128,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "experts_per_token": 4,
+        "swiglu_limit": 7.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        "tie_word_embeddings": False,
+        "quantization_config": {
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn",
+                "model.layers.*.mlp.router",
+                "model.embed_tokens",
+                "lm_head",
+            ],
+        },
+    },
+}
+
 
 MEASURED = ["qwen2.5-7b", "qwen2.5-1.5b", "qwen3-0.6b"]
 
@@ -300,20 +454,35 @@ def model_folder(name: str, root: Path) -> str:
 
 
 def kv_bytes_per_token(folder: str) -> int:
-    """Of a model's folder, in bf16."""
-    config = _config_of(folder)
+    """Returns the bytes of a token's keys and values in bf16 in the model of this folder."""
+    config = config_of(folder)
     if "kv_lora_rank" in config:
         return int(config["num_hidden_layers"] * (config["kv_lora_rank"] + config["qk_rope_head_dim"]) * 2)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    return int(2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim * 2)
+    return int(2 * _attention_layers(config) * config["num_key_value_heads"] * head_dim * 2)
+
+
+def has_recurrent_state(config: dict[str, Any]) -> bool:
+    """Returns True if some layers have a recurrent state, which takes memory for each sequence."""
+    return _attention_layers(config) < config["num_hidden_layers"]
+
+
+def _attention_layers(config: dict[str, Any]) -> int:
+    """Returns the number of layers with keys and values."""
+    num_layers: int = config["num_hidden_layers"]
+    if "full_attention_interval" in config:
+        return num_layers // int(config["full_attention_interval"])
+    if "full_attn_idxs" in config:
+        return len(config["full_attn_idxs"])
+    return sum(kind not in ("mamba", "conv") for kind in config.get("layer_types", range(num_layers)))
 
 
 def vocabulary(folder: str, most: int = 150_000) -> int:
     """Ids below it are drawn for prompts: so many as are wanted, if the model of this folder knows them."""
-    return min(most, int(_config_of(folder)["vocab_size"]))
+    return min(most, int(config_of(folder)["vocab_size"]))
 
 
-def _config_of(folder: str) -> dict[str, Any]:
+def config_of(folder: str) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((Path(folder) / "config.json").read_text())
     return config
 
@@ -330,9 +499,12 @@ class Bound:
 
     @staticmethod
     def of(name: str) -> "Bound | None":
-        """None for models whose shape is not known here, and for mixtures: what a pass reads depends on its tokens."""
+        """Returns None for models whose shape is not known here, for mixtures, in which the tokens decide what a pass
+        reads, and for hybrids.
+        """
         config = CONFIGS.get(name)
-        if config is None or not {"num_experts", "n_routed_experts"}.isdisjoint(config):
+        experts = {"num_experts", "n_routed_experts", "num_local_experts"}
+        if config is None or not experts.isdisjoint(config) or has_recurrent_state(config):
             return None
         hidden, heads, kv_heads = (config[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
         head_dim = config.get("head_dim", hidden // heads)
