@@ -182,13 +182,16 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", RECURRENT)
+@pytest.mark.parametrize(
+    ("kind", "eager"), [*((kind, False) for kind in RECURRENT), ("qwen3-next", True)], ids=lambda value: str(value)
+)
 def test_passes_over_recurrent_state_equal_transformers(
-    tmp_path: Path, interpreted: Callable[..., ModelRunner], kind: str
+    tmp_path: Path, interpreted: Callable[..., ModelRunner], kind: str, *, eager: bool
 ) -> None:
+    """Passes of one token for each row are replayed, those that resume from a checkpoint or write one among them."""
     architecture, changes = RECURRENT[kind]
     model = save_tiny_model(tmp_path, architecture, **changes)
-    runner = interpreted(enforce_eager=True)
+    runner = interpreted(enforce_eager=eager)
     assert isinstance(runner.executor, CudaExecutor)
     expected = reference_logits(model, TOKENS)
     best = expected.argmax(-1).tolist()
@@ -203,8 +206,18 @@ def test_passes_over_recurrent_state_equal_transformers(
     assert run(prompt(3, 0, 20, pages), prompt(5, 0, 7, others)) == [best[19], best[6]]
     decode = Row(3, 20, 1, None, pages, GREEDY, output_index=1)
     assert run(decode, prompt(5, 7, 5, others), num_decodes=1) == [best[20], best[11]]
-    decodes = [Row(3, 21, 1, None, pages, GREEDY, output_index=2), Row(5, 12, 1, None, others, GREEDY, output_index=1)]
+    decodes = [
+        Row(3, 21, 1, None, pages, GREEDY, output_index=2, checkpoints=[(1, 2)]),
+        Row(5, 12, 1, None, others, GREEDY, output_index=1),
+    ]
     assert run(*decodes, num_decodes=2) == [best[21], best[12]]
+    resumed = chunk(1, TOKENS, 22, 1, pages, state_source=2, sampling=GREEDY)
+    begun = chunk(2, TOKENS, 0, 1, dealer.table(48), sampling=GREEDY)
+    decode = Row(5, 13, 1, None, others, GREEDY, output_index=2)
+    assert run(decode, resumed, begun, num_decodes=1) == [best[13], best[22], best[0]]
+    go_on = [Row(slot, start, 1, None, [], GREEDY, output_index=1) for slot, start in ((1, 23), (2, 1))]
+    go_on[0].page_table, go_on[1].page_table = pages, begun.page_table
+    assert run(*go_on, num_decodes=2) == [best[23], best[1]]
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,31 @@
-"""Kernels of layers with a recurrent state, against the rules in torch: outputs, and every slot that is written."""
+"""Kernels of layers with a recurrent state, against blocks in torch: outputs, and every slot that is written."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
+from mini_infer_engine.config.model.recurrence import GatedDeltaSpec, Mamba2Spec, ShortConvolutionSpec
+from mini_infer_engine.config.parallelism.tensor_parallel import ALONE
 from mini_infer_engine.core.batch import Row
+from mini_infer_engine.layers.gated_delta_net import GatedDeltaNet
+from mini_infer_engine.layers.mamba2 import Mamba2
+from mini_infer_engine.layers.short_convolution import ShortConvolution
 from mini_infer_engine.models.state_spec import StateSpec
-from mini_infer_engine.ops.recurrence.gated_delta_rule import GATED_DELTA_RULE
-from mini_infer_engine.ops.recurrence.rule import LinearRule
-from mini_infer_engine.ops.recurrence.state_space import STATE_SPACE_RULE
 from mini_infer_engine.runtime.memory.state_pool import StatePool
 from mini_infer_engine.runtime.memory.state_slots import StateSlots
 from mini_infer_engine.runtime.recurrent.torch_pass import TorchRecurrentPass
-from mini_infer_engine.runtime.recurrent.triton_pass import TritonRecurrentPass
+from mini_infer_engine.runtime.recurrent.triton_pass import (
+    TritonRecurrentPass,
+    blank_steps,
+    decode_tables,
+    pass_tables,
+)
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, cases, error, normal
 
 pytestmark = KERNELS
@@ -29,14 +38,41 @@ ROWS = [
     Row(5, 7, 2, [3] * 2, [], None),
 ]
 """Rows that begin, go on and resume, of one token and of more, with checkpoints inside and at the end."""
-SMALL: dict[str, tuple[LinearRule, int, int, int, int]] = {
-    "gated delta": (GATED_DELTA_RULE, 2, 4, 24, 40),
-    "state space": (STATE_SPACE_RULE, 1, 3, 12, 16),
+LONG = [Row(5, 7, 400, [3] * 400, [], None, checkpoints=[(130, 5)]), Row(2, 0, 129, [3] * 129, [], None)]
+SELECTIONS = {"steps": ROWS[:3], "mixed": ROWS, "scan": ROWS[3:4]}
+CONFIG: dict[str, Any] = {
+    "hidden_size": 16,
+    "num_layers": 3,
+    "recurrent_layers": (0, 1, 2),
+    "rms_norm_eps": 1e-6,
+    "tensor_parallel": ALONE,
+    "quantization": None,
 }
-"""The rule, key heads, heads, key_dim and value_dim."""
-LARGE: dict[str, tuple[LinearRule, int, int, int, int]] = {
-    "gated delta, Qwen3-Next": (GATED_DELTA_RULE, 16, 32, 128, 128),
-    "state space, Granite 4": (STATE_SPACE_RULE, 1, 128, 128, 64),
+SMALL_MAMBA = Mamba2Spec(
+    num_heads=3,
+    head_dim=16,
+    state_size=12,
+    num_groups=1,
+    kernel_size=4,
+    norm_eps=1e-6,
+    norm_groups=1,
+    time_step_limits=(0.0, 0.6),
+    convolution_bias=True,
+    projection_bias=False,
+)
+SMALL = {
+    "gated delta": GatedDeltaSpec(2, 4, 24, 40, 4),
+    "state space": SMALL_MAMBA,
+    "short convolution": ShortConvolutionSpec(70, 3, bias=False),
+    "short convolution of width 1": ShortConvolutionSpec(70, 1, bias=True),
+}
+LARGE = {
+    "gated delta, Qwen3-Next": GatedDeltaSpec(16, 32, 128, 128, 4),
+    "state space, Granite 4": replace(SMALL_MAMBA, num_heads=128, head_dim=64, state_size=128),
+    "state space, Nemotron-H": replace(
+        SMALL_MAMBA, num_heads=128, head_dim=64, state_size=128, num_groups=8, norm_groups=8
+    ),
+    "short convolution, LFM2": ShortConvolutionSpec(2048, 3, bias=False),
 }
 
 
@@ -46,61 +82,119 @@ class NoAttention:
     logits_indices = positions = None
 
 
-class Layer:
-    """The part of a recurrent block that a pass reads, the second of three."""
+class World:
+    """A block with random weights, and two pools with the same random states: torch's and the kernels'."""
 
-    layer = 1
+    def __init__(self, kind: str, dtype: torch.dtype) -> None:
+        spec = (SMALL | LARGE)[kind]
+        config: Any = SimpleNamespace(**CONFIG)
+        torch.set_default_dtype(dtype)
+        try:
+            with torch.device(DEVICE):
+                self.block = make_block(config, spec)
+        finally:
+            torch.set_default_dtype(FP32)
+        for seed, (name, weight) in enumerate(sorted(self.block.named_parameters())):
+            scale = 0.5 if name in ("A_log", "dt_bias", "D") else 0.4
+            weight.copy_(normal(*weight.shape, seed=seed) * scale)
+        self.dtype, self.spec = dtype, spec
+        state = StateSpec(3, spec.convolution_channels, spec.kernel_size - 1, spec.state_shape, dtype)
+        self.pools = [StatePool(state, StateSlots(state.slot_bytes, 6, 6), DEVICE) for _ in range(2)]
+        for pool in self.pools:
+            for seed, tensor in enumerate(pool.tensors):
+                tensor.copy_(normal(*tensor.shape, dtype=tensor.dtype, seed=seed))
 
-    def __init__(self, channels: int, width: int, dtype: torch.dtype, *, bias: bool) -> None:
-        self.conv1d = torch.nn.Conv1d(channels, channels, width, groups=channels, bias=bias, device=DEVICE, dtype=dtype)
-        self.conv1d.requires_grad_(requires_grad=False)
+    def compute(self, one: Any, tokens: int) -> torch.Tensor:
+        """Returns the output of a pass for random projections, which are the same for every pass."""
+        block, spec = self.block, self.spec
+        projected = normal(tokens, block.in_proj.out_features, dtype=self.dtype)
+        out: torch.Tensor
+        if isinstance(block, GatedDeltaNet):
+            out = one.gated_delta_net(block.divide(projected), block)
+        elif isinstance(block, Mamba2):
+            out = one.mamba2(projected, block)
+        else:
+            assert isinstance(spec, ShortConvolutionSpec)
+            out = one.short_convolution(projected, block)
+        return out
 
 
-def pools(channels: int, width: int, state_shape: tuple[int, ...], dtype: torch.dtype) -> list[StatePool]:
-    """Two pools with the same random states."""
-    spec = StateSpec(3, channels, width, state_shape, dtype)
-    made = [StatePool(spec, StateSlots(spec.slot_bytes, 6, 6), DEVICE) for _ in range(2)]
-    for pool in made:
-        for seed, tensor in enumerate(pool.tensors):
-            tensor.copy_(normal(*tensor.shape, dtype=tensor.dtype, seed=seed))
-    return made
+def make_block(config: Any, spec: Any) -> Any:
+    """A block of the second layer."""
+    makers: dict[type, Callable[[], Any]] = {
+        GatedDeltaSpec: lambda: GatedDeltaNet(config, 1, spec, by_key_head=False),
+        Mamba2Spec: lambda: Mamba2(config, 1, spec),
+        ShortConvolutionSpec: lambda: ShortConvolution(config, 1, spec),
+    }
+    return makers[type(spec)]()
 
 
-def passes(made: list[StatePool], rows: list[Row]) -> tuple[Any, Any]:
+def passes(world: World, rows: list[Row]) -> tuple[Any, Any]:
     """A pass in torch over the first pool, and one by kernels over the second."""
     attention: Any = NoAttention()
     return (
-        TorchRecurrentPass(attention, made[0], rows, DEVICE),
-        TritonRecurrentPass(attention, made[1], rows, DEVICE),
+        TorchRecurrentPass(attention, world.pools[0], rows, DEVICE),
+        TritonRecurrentPass(attention, world.pools[1], pass_tables(rows, world.pools[1], DEVICE)),
     )
 
 
-@pytest.mark.parametrize("dtype", [FP32, BF16])
-@pytest.mark.parametrize(("channels", "width"), cases([(70, 2), (300, 4)], [(8192, 4), (64, 9)]))
-def test_convolutions_equal_torch_when_rows_begin_go_on_and_resume(
-    channels: int, width: int, dtype: torch.dtype
-) -> None:
-    made = pools(channels, width - 1, (0,), dtype)
-    layer = Layer(channels, width, dtype, bias=width != 4)
-    x = normal(sum(row.count for row in ROWS), channels + 32, dtype=dtype)[:, :channels]  # rows of x are strided
-    expected, actual = (one.convolve(x, layer) for one in passes(made, ROWS))
-    assert error(actual, expected) <= 2.0
-    assert torch.equal(made[0].convolutions, made[1].convolutions)
+def check(world: World, expected: torch.Tensor, actual: torch.Tensor, tolerance: float) -> None:
+    """Compares outputs and all slots."""
+    assert error(actual, expected) <= tolerance
+    assert torch.equal(world.pools[0].convolutions, world.pools[1].convolutions)
+    if world.pools[0].states.numel():
+        narrow = (pool.states.to(world.dtype) for pool in reversed(world.pools))
+        assert error(*narrow) <= tolerance
 
 
-def inputs(rule: LinearRule, tokens: int, key_heads: int, heads: int, key_dim: int, value_dim: int) -> list[Tensor]:
-    q, k = (normal(tokens, key_heads, key_dim, seed=seed) * key_dim**-0.5 for seed in (1, 2))
-    v, log_decay = normal(tokens, heads, value_dim), -normal(tokens, heads).abs() * 0.2
-    return [q, k, v, log_decay] + ([normal(tokens, heads).sigmoid()] if rule is GATED_DELTA_RULE else [])
-
-
-@pytest.mark.parametrize("rows", [ROWS[:3], ROWS, ROWS[3:4]], ids=["steps", "mixed", "scan"])
+@pytest.mark.parametrize("selection", SELECTIONS)
 @pytest.mark.parametrize("kind", cases(SMALL, LARGE))
-def test_recurrences_equal_torch_when_rows_begin_go_on_and_resume(kind: str, rows: list[Row]) -> None:
-    rule, *sizes = (SMALL | LARGE)[kind]
-    made = pools(8, 3, (sizes[1], sizes[2], sizes[3]), FP32)
-    given = inputs(rule, sum(row.count for row in rows), *sizes)
-    layer = Layer(8, 4, FP32, bias=False)
-    expected, actual = (one.scan(rule, tuple(given), layer) for one in passes(made, rows))
-    assert error(actual, expected) <= 100.0
-    assert error(made[1].states, made[0].states) <= 100.0
+def test_blocks_equal_torch_when_rows_begin_go_on_and_resume(kind: str, selection: str) -> None:
+    rows, world = SELECTIONS[selection], World(kind, FP32)
+    tokens = sum(row.count for row in rows)
+    expected, actual = (world.compute(one, tokens) for one in passes(world, rows))
+    check(world, expected, actual, 300.0)
+
+
+@pytest.mark.parametrize("kind", cases([], LARGE))
+@pytest.mark.parametrize("rows", [ROWS, LONG], ids=["mixed", "long"])
+def test_blocks_equal_torch_when_they_are_in_bf16(kind: str, rows: list[Row]) -> None:
+    world = World(kind, BF16)
+    tokens = sum(row.count for row in rows)
+    expected, actual = (world.compute(one, tokens) for one in passes(world, rows))
+    check(world, expected, actual, 8.0)
+
+
+@pytest.mark.parametrize("kind", cases(SMALL, LARGE))
+def test_padding_changes_no_state_when_slots_are_on_the_device(kind: str) -> None:
+    world = World(kind, FP32)
+    attention: Any = NoAttention()
+    before = [tensor.clone() for tensor in world.pools[1].tensors]
+    padding = world.pools[1].slots.num_sequences
+    slots = torch.tensor([4, 1, padding, padding], dtype=torch.int32, device=DEVICE)
+    tables = decode_tables(slots, blank_steps(4, DEVICE), padding)
+    actual = world.compute(TritonRecurrentPass(attention, world.pools[1], tables), 4)
+    rows = [Row(slot, 9, 1, None, [], None) for slot in (4, 1, 0, 2)]
+    expected = world.compute(TorchRecurrentPass(attention, world.pools[0], rows, DEVICE), 4)
+    assert error(actual[:2], expected[:2]) <= 300.0
+    assert not actual[2:].any()
+    others = [slot for slot in range(12) if slot not in (4, 1)]
+    for mine, theirs, untouched in zip(world.pools[1].tensors, world.pools[0].tensors, before, strict=True):
+        assert torch.equal(mine[others], untouched[others])
+        if mine.numel():
+            assert error(mine[[4, 1]], theirs[[4, 1]]) <= 300.0
+
+
+def test_repeated_keys_keep_the_solution_exact_when_nothing_decays() -> None:
+    """The inverse of a chunk's system is then far from the sum of the powers of its matrix."""
+    world = World("gated delta", FP32)
+    block = world.block
+    block.A_log.fill_(-20.0)
+    block.conv1d.weight.zero_()
+    block.conv1d.weight[:, 0, -1] = 1.0
+    rows = [Row(0, 0, 130, [3] * 130, [], None)]
+    line = normal(1, block.in_proj.out_features)
+    projected = line.expand(130, -1).contiguous()
+    projected[:, -8:-4] = 6.0  # strengths near 1
+    outs = [one.gated_delta_net(block.divide(projected), block) for one in passes(world, rows)]
+    assert error(outs[1], outs[0]) <= 1000.0

@@ -14,39 +14,66 @@ SHARED_BYTES = 227 << 10
 """Shared memory of an SM that one block may use."""
 PROGRAM = """
 import sys
+from types import SimpleNamespace
 import torch
 from tests.gpu.compiled_for_hopper import Compiled, pretend_hopper, print_properties
 
 pretend_hopper()
-from mini_infer_engine.kernels.recurrence import scan_chunks as scan
-from mini_infer_engine.kernels.recurrence import update_states as update
+from mini_infer_engine.kernels.recurrence import chunk_outputs, chunk_states, gated_delta_step, prepare_chunks
+from mini_infer_engine.kernels.recurrence import state_space_step
+from mini_infer_engine.kernels.recurrence.pass_tables import PassTables
 
-kernel, heads, key_dim, value_dim = sys.argv[1], *map(int, sys.argv[2:])
-scan._scan_chunks, update._update_states = Compiled(scan._scan_chunks), Compiled(update._update_states)
-states = torch.empty(4, heads, key_dim, value_dim)
-out = torch.empty(512, heads, value_dim, dtype=torch.bfloat16)
-if kernel == "scan":
-    wide, values = torch.empty(8, heads, 64, key_dim), torch.empty(8, heads, 64, value_dim)
-    within, kept, slots = torch.empty(8, heads, 64, 64), torch.empty(8, heads), torch.zeros(4, dtype=torch.int32)
-    scan.scan_chunks(wide, within, wide, kept, values, wide, states, slots, out)
-    print_properties(scan._scan_chunks.made)
+kernel, rule, dtype = sys.argv[1], sys.argv[2], getattr(torch, sys.argv[3])
+heads, key_heads, key_dim, value_dim = map(int, sys.argv[4:])
+is_delta = rule == "delta"
+modules = {"step": gated_delta_step if is_delta else state_space_step, "prepare": prepare_chunks}
+modules |= {"states": chunk_states, "outputs": chunk_outputs}
+names = {"step": "_gated_delta_step" if is_delta else "_state_space_step", "states": "_chunk_states"}
+names |= {"prepare": "_prepare_gated_delta", "outputs": "_chunk_outputs"}
+compiled = Compiled(getattr(modules[kernel], names[kernel]))
+setattr(modules[kernel], names[kernel], compiled)
+keys, width = key_heads * key_dim, heads * value_dim
+mixed, out = torch.empty(512, 2 * keys + width, dtype=dtype), torch.empty(512, width, dtype=dtype)
+narrow, per_head = torch.empty(512, 2 * heads, dtype=dtype)[:, :heads], torch.empty(heads)
+states, totals = torch.empty(4, heads, key_dim, value_dim), torch.empty(512, heads)
+rows = [torch.zeros(8, columns, dtype=torch.int32) for columns in (4, 8, 4, 2)]
+tables = PassTables(*rows, 6)
+q, k, v = mixed.split([keys, keys, width], dim=1)
+values = torch.empty(512, heads, key_dim, dtype=dtype)
+before, weight = torch.empty(8, heads, key_dim, value_dim, dtype=dtype), torch.empty(value_dim, dtype=dtype)
+if kernel == "step" and is_delta:
+    weights = narrow, narrow, per_head, per_head
+    gated_delta_step.gated_delta_step(mixed, out, *weights, weight, 1e-6, states, tables, out)
+elif kernel == "step":
+    state_space_step.state_space_step(mixed, narrow, per_head, per_head, per_head, (0.0, 1.0), states, tables, out)
+elif kernel == "prepare":
+    prepare_chunks.prepare_gated_delta(mixed, narrow, narrow, per_head, per_head, key_dim, value_dim, tables)
+elif kernel == "states":
+    chunk_states.chunk_states(k, v, None if is_delta else totals, values if is_delta else None, totals, states, tables)
+elif is_delta:
+    chunk_outputs.gated_delta_outputs(q, k, v, totals, before, out, weight, 1e-6, tables, out)
 else:
-    keys, values, decays = torch.empty(512, 1, key_dim), torch.empty(512, heads, value_dim), torch.empty(512, heads)
-    steps = torch.zeros(8, 4, dtype=torch.int32)
-    update.update_states(keys, keys, values, decays, decays, states, steps, out)
-    print_properties(update._update_states.made)
+    chunk_outputs.state_space_outputs(q, k, v, totals, totals, before, per_head, tables, out)
+print_properties(compiled.made)
 """
+SHAPES = {"delta": (32, 16, 128, 128), "space": (128, 1, 256, 64)}
+"""Heads, key heads, key_dim and value_dim of Qwen3-Next, and of Mamba-2 with a wide state."""
+DTYPES = ["bfloat16", "float32"]
 
 
-@pytest.mark.parametrize("sizes", [(32, 128, 128), (128, 256, 64)], ids=["Qwen3-Next", "Mamba-2 with a wide state"])
-def test_a_scan_fits_an_sm_when_it_is_compiled_for_hopper(sizes: tuple[int, int, int], tmp_path: Path) -> None:
-    properties = properties_of(PROGRAM, "scan", *sizes, cache=tmp_path)
+@pytest.mark.parametrize(
+    ("kernel", "rule"),
+    [("prepare", "delta"), *((kernel, rule) for kernel in ("states", "outputs") for rule in SHAPES)],
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_chunks_fit_an_sm_when_they_are_compiled_for_hopper(kernel: str, rule: str, dtype: str, tmp_path: Path) -> None:
+    properties = properties_of(PROGRAM, kernel, rule, dtype, *SHAPES[rule], cache=tmp_path)
     assert properties.shared_bytes <= SHARED_BYTES
-    assert properties.products > 0
+    if dtype == "bfloat16":
+        assert properties.products > 0
+        assert properties.spilled_bytes == 0
 
 
-@pytest.mark.parametrize("sizes", [(32, 128, 128), (128, 256, 64)], ids=["Qwen3-Next", "Mamba-2 with a wide state"])
-def test_an_update_keeps_its_state_in_registers_when_it_is_compiled_for_hopper(
-    sizes: tuple[int, int, int], tmp_path: Path
-) -> None:
-    assert properties_of(PROGRAM, "update", *sizes, cache=tmp_path).spilled_bytes == 0
+@pytest.mark.parametrize("rule", SHAPES)
+def test_a_step_keeps_its_state_in_registers_when_it_is_compiled_for_hopper(rule: str, tmp_path: Path) -> None:
+    assert properties_of(PROGRAM, "step", rule, "bfloat16", *SHAPES[rule], cache=tmp_path).spilled_bytes == 0

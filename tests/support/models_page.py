@@ -38,9 +38,9 @@ With pipelines, KV transfer and all else that [can be combined](features.md), to
 _HYBRID = """\
 Hybrids have layers with a recurrent state instead of keys and values ([ADR 61](adr/0061-recurrent-state.md)). They run
 chunked, batched, preempted, and with a prefix cache that resumes from checkpoints of the state
-([test_recurrent_models.py](../tests/engine/models/test_recurrent_models.py)), on a CPU, and with `--enforce-eager` on a
-GPU. Their kernels have run by Triton's interpreter alone so far. What hybrids do not go with yet is refused by its name
-at the start.
+([test_recurrent_models.py](../tests/engine/models/test_recurrent_models.py)), on CPUs and GPUs, where decode passes
+are CUDA graphs and passes with prompts are launched kernel by kernel. What hybrids do not go with yet is refused by its
+name at the start.
 """
 _THROUGH = """\
 ## Through transformers

@@ -1,66 +1,95 @@
 """Describes a gated delta net (Yang et al. 2024, arXiv 2412.06464) as data."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.config.model.recurrence import GatedDeltaSpec
-from mini_infer_engine.layers.linear import Linear, PackedLinear
-from mini_infer_engine.layers.placement import Placement
+from mini_infer_engine.config.parallelism.tensor_parallel import Shard, side_by_side
+from mini_infer_engine.layers.linear import Linear, PackedLinear, row_parallel
 from mini_infer_engine.layers.recurrent import CausalConvolution, GatedRMSNorm, RecurrentBlock
 
 
 class GatedDeltaProjection(PackedLinear):
-    """The product of queries, keys, values, output gates, strengths and decays, side by side in this order.
-
-    Checkpoints have them in tensors of their own, or in two in which each key head's rows lie together: those are put
-    into the same order when they are loaded.
+    """Several of a block's products, which are put into the order of kinds if a checkpoint has the rows of each key
+    head together.
     """
 
-    def __init__(self, hidden_size: int, spec: GatedDeltaSpec, *, by_key_head: bool) -> None:
-        keys, values, heads = spec.key_width, spec.value_width, spec.num_value_heads
-        parts = {"in_proj_qkv": 2 * keys + values, "in_proj_z": values, "in_proj_b": heads, "in_proj_a": heads}
-        if by_key_head:
-            parts = {"in_proj_qkvz": 2 * keys + 2 * values, "in_proj_ba": 2 * heads}
+    def __init__(
+        self, hidden_size: int, parts: Mapping[str, Shard], key_heads: int, widths: Mapping[str, list[int]]
+    ) -> None:
+        """Takes a rank's share of the rows of each part, and the widths of the kinds in one key head, for the parts
+        whose rows are by key head.
+        """
         super().__init__(hidden_size, parts)
-        self.widths = [spec.convolution_channels, values, heads, heads]
-        """The widths of the convolution's input, of gates, strengths and decays."""
-        shared = spec.num_value_heads // spec.num_key_heads
-        self._orders: Mapping[str, Callable[[Tensor], Tensor]] = {}
-        if by_key_head:
-            wide = [spec.key_dim, spec.key_dim, shared * spec.value_dim, shared * spec.value_dim]
-            self._orders = {
-                "in_proj_qkvz": lambda weight: _by_kind(weight, spec.num_key_heads, wide),
-                "in_proj_ba": lambda weight: _by_kind(weight, spec.num_key_heads, [shared, shared]),
-            }
+        self._key_heads = key_heads
+        starts, begin = {}, 0
+        for name, count in self.parts.items():
+            starts[begin] = widths.get(name)
+            begin += count
+        self._widths = starts
 
-    def checkpoint_tensors(self, path: str) -> dict[str, Placement]:
-        """Maps checkpoint names to memory, and reorders tensors that have the rows of each key head together."""
-        tensors = super().checkpoint_tensors(path)
-        for name, placement in tensors.items():
-            if (order := self._orders.get(name.split(".")[-2])) is not None:
-                tensors[name] = replace(placement, expand=order)
-        return tensors
+    def row_order(self, rows: slice) -> Callable[[Tensor], Tensor] | None:
+        """Returns the function that reorders rows of a part from heads to kinds."""
+        widths = self._widths.get(rows.start)
+        return None if widths is None else lambda weight: _by_kind(weight, self._key_heads, widths)
 
 
 def _by_kind(weight: Tensor, num_heads: int, widths: list[int]) -> Tensor:
     """Returns rows that are grouped by head, and within a head by kind, in the order of kinds, and then of heads."""
-    heads = weight.view(num_heads, sum(widths), weight.shape[1])
+    heads = weight.reshape(num_heads, sum(widths), *weight.shape[1:])
     return torch.cat([part.flatten(0, 1) for part in torch.split(heads, widths, dim=1)])
 
 
 class GatedDeltaNet(RecurrentBlock):
-    """The weights of one block."""
+    """The weights of one block, or of a rank's heads of it."""
 
     def __init__(self, config: ModelConfig, layer: int, spec: GatedDeltaSpec, *, by_key_head: bool) -> None:
         super().__init__(config, layer)
-        self.spec = spec
-        self.in_proj: Linear = GatedDeltaProjection(config.hidden_size, spec, by_key_head=by_key_head)
-        self.conv1d = CausalConvolution(spec.convolution_channels, spec.kernel_size)
-        self.A_log = nn.Parameter(torch.empty(spec.num_value_heads, dtype=torch.float32), requires_grad=False)
-        self.dt_bias = nn.Parameter(torch.empty(spec.num_value_heads, dtype=torch.float32), requires_grad=False)
+        parallel, hidden = config.tensor_parallel, config.hidden_size
+        self.local = local = spec.on_rank(parallel)
+        keys, values, heads = map(parallel.even, (spec.key_width, spec.value_width, spec.num_value_heads))
+        channels = side_by_side([keys, keys, values])
+        self._wide = [local.convolution_channels, local.value_width]
+        self._narrow = [local.num_value_heads, local.num_value_heads]
+        shared = spec.num_value_heads // spec.num_key_heads
+        if by_key_head:
+            wide = {"in_proj_qkvz": parallel.even(channels.total + spec.value_width)}
+            narrow = {"in_proj_ba": parallel.even(2 * spec.num_value_heads)}
+            values_of_head = shared * spec.value_dim
+            widths = {
+                "in_proj_qkvz": [spec.key_dim, spec.key_dim, values_of_head, values_of_head],
+                "in_proj_ba": [shared, shared],
+            }
+        else:
+            wide, narrow, widths = (
+                {"in_proj_qkv": channels, "in_proj_z": values},
+                {"in_proj_b": heads, "in_proj_a": heads},
+                {},
+            )
+        # Quantised checkpoints leave strengths and decays in the model's dtype.
+        is_apart = config.quantization is not None
+        parts = wide if is_apart else wide | narrow
+        self.in_proj: Linear = GatedDeltaProjection(hidden, parts, local.num_key_heads, widths)
+        """The product of queries, keys, values and output gates, and of strengths and decays unless `in_proj_ba` has
+        them.
+        """
+        self.in_proj_ba: Linear | None = None
+        if is_apart:
+            self.in_proj_ba = GatedDeltaProjection(hidden, narrow, local.num_key_heads, widths)
+        self.conv1d = CausalConvolution(channels, spec.kernel_size)
+        self.A_log, self.dt_bias = self.add_head_parameters(heads, 2)
         self.norm = GatedRMSNorm(spec.value_dim, config.rms_norm_eps)
-        self.out_proj = Linear(spec.value_width, config.hidden_size)
+        self.out_proj = row_parallel(spec.value_width, hidden, parallel)
+
+    def divide(self, projected: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the output of `in_proj` as if `in_proj_ba` had computed its part."""
+        wide, narrow = projected.split([sum(self._wide), sum(self._narrow)], dim=1)
+        return wide, narrow
+
+    def split(self, projected: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Returns the convolution's input and gates, and strengths and decays, from the outputs of both products."""
+        (mixed, gates), (strengths, decays) = projected[0].split(self._wide, dim=1), projected[1].split(self._narrow, 1)
+        return (mixed, gates), (strengths, decays)

@@ -28,7 +28,7 @@ def head_order(rope: RopeParameters, head_dim: int) -> Tensor | None:
 
 def reordered(order: Tensor, weight: Tensor) -> Tensor:
     """Returns rows of whole heads with the dimensions of each head in another order."""
-    return weight.view(-1, len(order), *weight.shape[1:])[:, order].flatten(0, 1)
+    return weight.reshape(-1, len(order), *weight.shape[1:])[:, order].flatten(0, 1)
 
 
 def reordering(placement: Placement, order: Tensor) -> Placement:

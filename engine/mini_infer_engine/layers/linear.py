@@ -4,7 +4,7 @@ The names of a method's parts are vLLM's (`create_weights`, `process_weights_aft
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -40,7 +40,7 @@ class UnquantizedMethod:
 
     def placements(self, layer: "Linear", path: str, rows: slice) -> dict[str, Placement]:
         """Maps the checkpoint's weight to these rows of the layer."""
-        return {f"{path}.weight": Placement(layer.weight[rows], part=layer.part(rows))}
+        return {f"{path}.weight": Placement(layer.weight[rows], expand=layer.row_order(rows), part=layer.part(rows))}
 
     def process_weights_after_loading(self, layer: "Linear") -> None:
         """Replaces the weight on a CPU by a copy in blocked order; placements have no meaning afterwards."""
@@ -121,6 +121,13 @@ class Linear(nn.Module):
         del rows  # a plain layer is one of the checkpoint's
         return self.rows
 
+    def row_order(self, rows: slice) -> Callable[[Tensor], Tensor] | None:
+        """Returns the function that brings a rank's rows of a checkpoint's tensor into this layer's order; None: they
+        are in it.
+        """
+        del rows  # layers with an order of their own may have one for each part
+        return None
+
     def use(self, method: LinearMethod) -> None:
         """Stores and computes by this method from now on. Call it before anything is loaded."""
         self.method: LinearMethod = method
@@ -150,7 +157,7 @@ class Linear(nn.Module):
 
     def _bias_placement(self, bias: Tensor, rows: slice) -> Placement:
         shard = self._rows_of(rows)
-        expand = None if self._adds_bias else torch.zeros_like
+        expand = self.row_order(rows) if self._adds_bias else torch.zeros_like
         return Placement(bias[rows], expand=expand, part=None if shard is None else Part(0, shard))
 
 

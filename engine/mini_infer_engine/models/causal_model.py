@@ -76,6 +76,7 @@ class CausalModel(nn.Module):
         recurrence = self.config.recurrence
         if recurrence is None:
             return None
+        recurrence = recurrence.on_rank(self.config.tensor_parallel)
         width = recurrence.kernel_size - 1
         shape = recurrence.state_shape
         return StateSpec(len(self.config.recurrent_layers), recurrence.convolution_channels, width, shape, dtype)

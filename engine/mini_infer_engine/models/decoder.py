@@ -23,12 +23,15 @@ from mini_infer_engine.layers.mlp import GatedMLP
 from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.layers.placement import Placement
+from mini_infer_engine.layers.recurrent import CausalConvolution, RecurrentBlock
 from mini_infer_engine.layers.rotary import Rotary
 from mini_infer_engine.models.causal_model import CausalModel
 from mini_infer_engine.models.hidden_taps import HiddenTaps
 from mini_infer_engine.models.mtp_names import MtpNames
 from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState
 
+_WITH_PLACEMENTS = (Linear, SparseMoE, Embedding, RMSNorm, Attention, CausalConvolution, RecurrentBlock)
+"""Modules that map the checkpoint's tensors to their parameters; those of others are as they are stored."""
 LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.")
 """The beginning of a checkpoint's name of a tensor in a layer."""
 _EXPERT_NAME = re.compile(r"\.experts\.(\d+)\.")
@@ -261,7 +264,7 @@ class DecoderModel(CausalModel):
         """Maps the name of every tensor that a checkpoint must have to the memory that it fills."""
         tensors: dict[str, Placement] = {}
         for path, module in self.named_modules():
-            if isinstance(module, Linear | SparseMoE | Embedding | RMSNorm | Attention):
+            if isinstance(module, _WITH_PLACEMENTS):
                 tensors |= module.checkpoint_tensors(path)
             else:
                 own = module.named_parameters(recurse=False)

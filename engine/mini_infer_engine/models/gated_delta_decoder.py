@@ -7,14 +7,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from mini_infer_engine.config.json_fields import Fields
 from mini_infer_engine.config.model.model_config import ModelConfig, parse_activation, parse_decoder
 from mini_infer_engine.config.model.recurrence import GatedDeltaSpec, Mixer, mixers_by_layer
 from mini_infer_engine.config.model.rope import parse_partial_rope
 from mini_infer_engine.layers.attention import Attention, AttentionBlock
-from mini_infer_engine.layers.gated_delta_net import GatedDeltaNet, GatedDeltaProjection
+from mini_infer_engine.layers.gated_delta_net import GatedDeltaNet
 from mini_infer_engine.layers.head_order import reordered
 from mini_infer_engine.layers.linear import Linear, PackedLinear
 from mini_infer_engine.layers.moe import SparseMoE
@@ -28,7 +27,6 @@ from mini_infer_engine.models.mtp_names import QWEN, MtpNames
 from mini_infer_engine.models.recurrent_decoder import HybridModel, RecurrentLayer
 from mini_infer_engine.models.sparse_decoder import SparseLayer
 from mini_infer_engine.ops.base import AttentionPass, Ops, RecurrentPass, ResidualState
-from mini_infer_engine.ops.recurrence.gated_delta_rule import GATED_DELTA_RULE
 
 _KINDS: dict[str, Mixer] = {"linear_attention": "recurrent", "full_attention": "attention"}
 _DEFAULT_INTERVAL = 4
@@ -43,26 +41,22 @@ class _GatedProjection(PackedLinear):
     """
 
     def __init__(self, config: ModelConfig, order: Tensor) -> None:
-        self.gate_width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        parts = {"q_proj": 2 * self.gate_width, "k_proj": kv_width, "v_proj": kv_width}
+        parallel, head_dim = config.tensor_parallel, config.head_dim
+        keys = parallel.heads(config.num_kv_heads, head_dim)
+        parts = {"q_proj": parallel.heads(config.num_heads, 2 * head_dim), "k_proj": keys, "v_proj": keys}
         super().__init__(config.hidden_size, parts, bias=config.qkv_bias)
-        self._head_dim, self._order = config.head_dim, order
+        self._head_dim, self._order = head_dim, order
 
-    def checkpoint_tensors(self, path: str) -> dict[str, Placement]:
-        """Maps checkpoint names to memory, and reorders the rows of queries, gates and keys."""
-        orders: dict[str, Callable[[Tensor], Tensor]] = {
-            "q_proj": self._gates_and_queries,
-            "k_proj": partial(reordered, self._order),
-        }
-        tensors = super().checkpoint_tensors(path)
-        for name, placement in tensors.items():
-            if (order := orders.get(name.split(".")[-2])) is not None:
-                tensors[name] = replace(placement, expand=order)
-        return tensors
+    def row_order(self, rows: slice) -> Callable[[Tensor], Tensor] | None:
+        """Returns the function that reorders the rows of queries and gates, or of keys."""
+        width = self.parts["q_proj"]
+        orders = {0: self._gates_and_queries, width: partial(reordered, self._order)}
+        return orders.get(rows.start)
 
     def _gates_and_queries(self, weight: Tensor) -> Tensor:
-        heads = weight.view(-1, 2, self._head_dim, *weight.shape[1:])
+        heads = weight.reshape(-1, 2, self._head_dim, *weight.shape[1:])
         return torch.cat((heads[:, 1].flatten(0, 1), reordered(self._order, heads[:, 0].flatten(0, 1))))
+
 
 
 class GatedAttention(Attention):
@@ -108,26 +102,14 @@ class GatedDeltaLayer(RecurrentLayer, SparseLayer):
         assert isinstance(config.recurrence, GatedDeltaSpec)
         return GatedDeltaNet(config, layer, config.recurrence, by_key_head=self.by_key_head)
 
-    def recur(self, projected: Tensor, recurrent: RecurrentPass) -> Tensor:
-        """Convolves queries, keys and values, applies the gated delta rule, and normalises and gates its output."""
+    def mix(self, ops: Ops, state: ResidualState, recurrent: RecurrentPass) -> Tensor:
+        """Projects, convolves queries, keys and values, applies the gated delta rule, and gates its output."""
         block = self.recurrence
         assert isinstance(block, GatedDeltaNet)
-        assert isinstance(block.in_proj, GatedDeltaProjection)
-        spec, tokens = block.spec, len(projected)
-        qkv, gates, strengths, decays = torch.split(projected, block.in_proj.widths, dim=1)
-        qkv = functional.silu(recurrent.convolve(qkv, block))
-        q, k, v = torch.split(qkv, [spec.key_width, spec.key_width, spec.value_width], dim=1)
-        log_decay = -block.A_log.exp() * functional.softplus(decays.float() + block.dt_bias)
-        inputs = (
-            q.reshape(tokens, -1, spec.key_dim),
-            k.reshape(tokens, -1, spec.key_dim),
-            v.reshape(tokens, -1, spec.value_dim),
-            log_decay,
-            strengths.sigmoid(),
-        )
-        out = recurrent.scan(GATED_DELTA_RULE, inputs, block)
-        normed: Tensor = block.norm(out, gates.reshape(out.shape))
-        return normed.flatten(1)
+        wide = ops.norm_linear(state, self.input_layernorm, block.in_proj)
+        if block.in_proj_ba is None:
+            return recurrent.gated_delta_net(block.divide(wide), block)
+        return recurrent.gated_delta_net((wide, ops.norm_linear(state, self.input_layernorm, block.in_proj_ba)), block)
 
 
 class GatedDeltaModel(HybridModel):

@@ -13,7 +13,7 @@ from mini_infer_engine.layers.short_convolution import ShortConvolution
 from mini_infer_engine.models.decoder import DecoderLayer
 from mini_infer_engine.models.qwen3 import Qwen3Layer
 from mini_infer_engine.models.recurrent_decoder import HybridModel, RecurrentLayer
-from mini_infer_engine.ops.base import RecurrentPass
+from mini_infer_engine.ops.base import Ops, RecurrentPass, ResidualState
 
 _KINDS: dict[str, Mixer] = {"conv": "recurrent", "linear_attention": "recurrent", "full_attention": "attention"}
 _DEFAULT_THETA = 1_000_000.0
@@ -28,10 +28,11 @@ class Lfm2Layer(RecurrentLayer):
         assert isinstance(config.recurrence, ShortConvolutionSpec)
         return ShortConvolution(config, layer, config.recurrence)
 
-    def recur(self, projected: Tensor, recurrent: RecurrentPass) -> Tensor:
-        """Gates the input, convolves it, and gates the output."""
-        before, after, x = projected.chunk(3, dim=1)
-        return after * recurrent.convolve(before * x, self.recurrence)
+    def mix(self, ops: Ops, state: ResidualState, recurrent: RecurrentPass) -> Tensor:
+        """Projects, gates the input, convolves it, and gates the output."""
+        assert isinstance(self.recurrence, ShortConvolution)
+        projected = ops.norm_linear(state, self.input_layernorm, self.recurrence.in_proj)
+        return recurrent.short_convolution(projected, self.recurrence)
 
 
 class Lfm2ForCausalLM(HybridModel):

@@ -25,8 +25,8 @@ class RecurrentLayer(DecoderLayer):
         """Returns the recurrent block of this layer."""
         raise NotImplementedError
 
-    def recur(self, projected: Tensor, recurrent: RecurrentPass) -> Tensor:
-        """Maps the output of `in_proj` [tokens, width] to the input of `out_proj`."""
+    def mix(self, ops: Ops, state: ResidualState, recurrent: RecurrentPass) -> Tensor:
+        """Returns the input of `out_proj` for all tokens of the pass."""
         raise NotImplementedError
 
     @property
@@ -36,8 +36,7 @@ class RecurrentLayer(DecoderLayer):
 
     def attend(self, ops: Ops, state: ResidualState, attention: AttentionPass) -> tuple[Tensor, ResidualState]:
         """Returns the block's output, and the residual state of the same tokens: fewer of them after the last layer."""
-        projected = ops.norm_linear(state, self.input_layernorm, self.recurrence.in_proj)
-        mixed = self.recur(projected, cast("RecurrentPass", attention))  # the pass of a model with a state pool
+        mixed = self.mix(ops, state, cast("RecurrentPass", attention))  # the pass of a model with a state pool
         if self.recurrence.is_last and attention.logits_indices is not None:
             return mixed.index_select(0, attention.logits_indices), state.select(attention.logits_indices)
         return mixed, state

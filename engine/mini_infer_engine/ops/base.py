@@ -15,11 +15,12 @@ from mini_infer_engine.config.model.model_config import Activation
 from mini_infer_engine.kernels.gemm.gemm_config import DeferredRMSNorm
 from mini_infer_engine.layers.attention import AttentionBlock
 from mini_infer_engine.layers.embedding import Embedding
+from mini_infer_engine.layers.gated_delta_net import GatedDeltaNet
 from mini_infer_engine.layers.linear import Linear
+from mini_infer_engine.layers.mamba2 import Mamba2
 from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
-from mini_infer_engine.layers.recurrent import RecurrentBlock
-from mini_infer_engine.ops.recurrence.rule import LinearRule
+from mini_infer_engine.layers.short_convolution import ShortConvolution
 
 
 class PendingSum:
@@ -127,11 +128,14 @@ class RecurrentPass(AttentionPass, Protocol):
     Each row of the pass goes on from its sequence's state, and leaves there the state after its tokens.
     """
 
-    def convolve(self, x: Tensor, layer: RecurrentBlock) -> Tensor:
-        """Returns the causal convolution of the layer over x [tokens, channels], by sequence."""
+    def gated_delta_net(self, projected: tuple[Tensor, Tensor], block: GatedDeltaNet) -> Tensor:
+        """Maps the outputs of the block's products [tokens, ...] to the input of `out_proj`, by sequence."""
 
-    def scan(self, rule: LinearRule, inputs: tuple[Tensor, ...], layer: RecurrentBlock) -> Tensor:
-        """Returns the outputs of the layer's recurrence for its inputs [tokens, ...], by sequence."""
+    def mamba2(self, projected: Tensor, block: Mamba2) -> Tensor:
+        """Maps the output of `in_proj` [tokens, ...] to the input of `out_proj`, by sequence."""
+
+    def short_convolution(self, projected: Tensor, block: ShortConvolution) -> Tensor:
+        """Maps the output of `in_proj` [tokens, ...] to the input of `out_proj`, by sequence."""
 
 
 class Ops(Protocol):

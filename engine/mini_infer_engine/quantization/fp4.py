@@ -60,10 +60,11 @@ class Fp4Method:
 
     def placements(self, layer: Linear, path: str, rows: slice) -> dict[str, Placement]:
         """Maps the checkpoint's packed weights, group scales and tensor scale to these rows of the layer."""
-        part = layer.part(rows)
+        part, order = layer.part(rows), layer.row_order(rows)
+        of_scales = _of_columns(part, self.scheme.group_size)
         placements = {
-            f"{path}.{self._weight_name}": Placement(layer.weight[rows], part=_of_columns(part, 2)),
-            f"{path}.weight_scale": Placement(layer.weight_scale[rows], part=_of_columns(part, self.scheme.group_size)),
+            f"{path}.{self._weight_name}": Placement(layer.weight[rows], expand=order, part=_of_columns(part, 2)),
+            f"{path}.weight_scale": Placement(layer.weight_scale[rows], expand=order, part=of_scales),
         }
         if self._factor_name:
             factors = layer.weight_factors[rows]

@@ -5,6 +5,7 @@ columns] fp32, with a single block if a scale covers the whole row. On a GPU the
 (`layers.packed`).
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -17,6 +18,11 @@ from mini_infer_engine.layers.grouped import keep_dequantized, keep_grouped
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.packed import by_group, multiplies_fp8, pack_bytes
 from mini_infer_engine.layers.placement import FP8, Part, Placement
+
+
+def _bytes_in(order: Callable[[Tensor], Tensor], weight: Tensor) -> Tensor:
+    """Returns FP8 weights with their rows in an order. torch has few operators for FP8 itself."""
+    return order(weight.view(torch.uint8)).view(FP8)
 
 
 class Fp8Method:
@@ -56,9 +62,13 @@ class Fp8Method:
             shapes = ((count,), (count, 1))
         else:
             shapes = ((-(-count // self.scheme.block[0]), -(-columns // self.scheme.block[1])),)
+        order = layer.row_order(rows)
+        by_row = partial(self._by_row, count, part)
         return {
-            f"{path}.weight": Placement(layer.weight[rows], part=part),
-            f"{path}.{self.scheme.scale_name}": Placement(scale, shapes, partial(self._by_row, count, part)),
+            f"{path}.weight": Placement(layer.weight[rows], expand=order and partial(_bytes_in, order), part=part),
+            f"{path}.{self.scheme.scale_name}": Placement(
+                scale, shapes, by_row if order is None else lambda stored: order(by_row(stored))
+            ),
         }
 
     def _by_row(self, rows: int, part: Part | None, scale: Tensor) -> Tensor:

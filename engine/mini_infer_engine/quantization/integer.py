@@ -195,6 +195,8 @@ class IntegerCheckpointMethod:
         if layer.columns is not None and scheme.act_order:  # a rank's columns may be of any group
             used, groups = groups.unique(return_inverse=True)
             scales, zeros = scales[:, used], zeros[:, used]
+        if (order := layer.row_order(rows)) is not None:
+            integers, scales, zeros = order(integers), order(scales), order(zeros)
         return _Decoded(integers.int(), scales.float(), zeros.int(), groups.long())
 
 

@@ -50,7 +50,7 @@ class RoundToNearestMethod:
 
     def placements(self, layer: Linear, path: str, rows: slice) -> dict[str, Placement]:
         """Maps the checkpoint's weight to these rows of the layer."""
-        return {f"{path}.weight": Placement(layer.weight[rows], part=layer.part(rows))}
+        return {f"{path}.weight": Placement(layer.weight[rows], expand=layer.row_order(rows), part=layer.part(rows))}
 
     def process_weights_after_loading(self, layer: Linear) -> None:
         """Rounds the weight, once, and frees it."""

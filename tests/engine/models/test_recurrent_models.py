@@ -338,7 +338,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"kv_swap_memory": 1_000}, "cpu", "kv_swap_memory"),
     ({"quantization": "int8"}, "cpu", "quantization"),
     ({}, "cpu", "transfer_port"),
-    ({}, "cuda", "enforce_eager"),
 ]
 
 
@@ -359,14 +358,16 @@ def test_a_start_is_refused_by_name_when_an_option_does_not_go_with_recurrent_st
 def test_a_start_on_a_gpu_is_refused_when_experts_have_no_gates(tmp_path: Path) -> None:
     architecture, changes = VARIANTS["nemotron-3"]
     save_tiny_model(tmp_path, architecture, **changes)
-    config, settings = read_config(tmp_path), EngineSettings(model="any", enforce_eager=True)
+    config, settings = read_config(tmp_path), EngineSettings(model="any")
     with pytest.raises(ModelError, match=rf"{config.architecture}.*device = 'cuda'"):
         check_recurrent(settings, config, "cuda", moves_kv=False)
     check_recurrent(settings, config, "cpu", moves_kv=False)
 
 
-def test_a_start_on_a_gpu_is_allowed_when_it_is_eager(model: tuple[Path, Any]) -> None:
-    check_recurrent(EngineSettings(model="any", enforce_eager=True), read_config(model[0]), "cuda", moves_kv=False)
+@pytest.mark.parametrize("enforce_eager", [True, False])
+def test_a_start_on_a_gpu_is_allowed_with_and_without_graphs(model: tuple[Path, Any], *, enforce_eager: bool) -> None:
+    settings = EngineSettings(model="any", enforce_eager=enforce_eager)
+    check_recurrent(settings, read_config(model[0]), "cuda", moves_kv=False)
 
 
 def test_a_start_checks_options_before_weights_are_read(model: tuple[Path, Any]) -> None:

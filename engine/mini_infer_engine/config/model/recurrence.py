@@ -5,10 +5,11 @@ recurrence in fp32, which some kinds do not have.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mini_infer_engine.config.json_fields import Fields
+from mini_infer_engine.config.parallelism.tensor_parallel import TensorParallel
 
 Mixer = Literal["attention", "recurrent", "none"]
 """The part of a layer that mixes tokens: attention with keys and values, a recurrence with a state, or none."""
@@ -47,6 +48,15 @@ class GatedDeltaSpec:
     def state_shape(self) -> tuple[int, ...]:
         """The shape of the recurrent state: a matrix from keys to values for each value head."""
         return self.num_value_heads, self.key_dim, self.value_dim
+
+    def on_rank(self, parallel: TensorParallel) -> "GatedDeltaSpec":
+        """Returns the shape of a rank's share: some key heads, with the value heads that share them."""
+        heads = self.num_key_heads // parallel.size, self.num_value_heads // parallel.size
+        return replace(self, num_key_heads=heads[0], num_value_heads=heads[1])
+
+    def obstacle(self, parallel: TensorParallel) -> str | None:
+        """Returns why ranks cannot share such a block, or None if they can."""
+        return parallel.obstacle("linear_num_key_heads", self.num_key_heads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +99,20 @@ class Mamba2Spec:
         """The shape of the recurrent state: a matrix from B to inputs for each head."""
         return self.num_heads, self.state_size, self.head_dim
 
+    def on_rank(self, parallel: TensorParallel) -> "Mamba2Spec":
+        """Returns the shape of a rank's share: some heads, and their groups or the one to which they belong."""
+        groups = parallel.num_heads(self.num_groups)
+        return replace(self, num_heads=self.num_heads // parallel.size, num_groups=groups)
+
+    def obstacle(self, parallel: TensorParallel) -> str | None:
+        """Returns why ranks cannot share such a block, or None if they can."""
+        heads = parallel.obstacle("the number of Mamba heads", self.num_heads)
+        groups = parallel.obstacle("the number of Mamba groups", self.num_groups, copies=True)
+        norms = None
+        if self.norm_groups > 1:  # a single one is computed by all ranks together
+            norms = parallel.obstacle("the number of Mamba groups", self.norm_groups)
+        return heads or groups or norms
+
 
 @dataclass(frozen=True, slots=True)
 class ShortConvolutionSpec:
@@ -103,6 +127,14 @@ class ShortConvolutionSpec:
     def state_shape(self) -> tuple[int, ...]:
         """The shape of an empty recurrent state."""
         return (0,)
+
+    def on_rank(self, parallel: TensorParallel) -> "ShortConvolutionSpec":
+        """Returns the shape of a rank's share: some channels."""
+        return replace(self, convolution_channels=self.convolution_channels // parallel.size)
+
+    def obstacle(self, parallel: TensorParallel) -> str | None:
+        """Returns why ranks cannot share such a block, or None if they can."""
+        return parallel.obstacle("the channels of the convolution", self.convolution_channels)
 
 
 Recurrence = GatedDeltaSpec | Mamba2Spec | ShortConvolutionSpec

@@ -1,31 +1,97 @@
 """Computes causal depthwise convolutions over the rows of a pass, continued from states in slots.
 
 The operation is that of Dao's causal-conv1d (https://github.com/Dao-AILab/causal-conv1d). A state is the last
-`width - 1` inputs of each channel, the latest at the end.
+`width - 1` inputs of each channel, the latest at the end. The activation that follows, or the products before and after
+it in the gated short convolution of LFM2 (Liquid AI 2025, arXiv 2511.23404), are part of the kernels.
 """
 
-from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import triton
 import triton.language as tl
 
+from mini_infer_engine.kernels.recurrence.pass_tables import CHUNK_SIZE, PassTables
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
-_BLOCK = 256
-
-
-@dataclass(frozen=True, slots=True)
-class ConvolutionRows:
-    """The rows of a pass, int32 on the device."""
-
-    rows: torch.Tensor  # [rows, 4]: first token, slot of the state before it or -1, first of its stores, their number
-    stores: torch.Tensor  # [stores, 2]: tokens of the row, the slot to which the state after them is written
-    row_of_token: torch.Tensor  # [tokens]
+Epilogue = Literal["silu", "gates"]
+"""silu(convolution(x)), or after * convolution(before * x) for x [before, after, x] of three times the channels."""
+_STEP_CHANNELS = 256
+_CHUNK_CHANNELS = 64
+_STORE_CHANNELS = 256
 
 
 @triton.jit
-def _convolve(
+def _inputs(x, places, x_stride, offs, channels, mask, GATED: tl.constexpr):
+    """Returns the convolution's inputs, which broadcast places and channels, in fp32."""
+    at = x + places * x_stride + offs
+    if GATED:
+        gates = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+        values = tl.load(at + 2 * channels, mask=mask, other=0.0).to(tl.float32)
+        return (gates * values).to(x.dtype.element_ty).to(tl.float32)
+    return tl.load(at, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _outputs(total, x, places, x_stride, offs, channels, mask, GATED: tl.constexpr):
+    """Returns the activated or gated outputs of a convolution, which is rounded to the dtype of x before."""
+    total = total.to(x.dtype.element_ty).to(tl.float32)
+    if GATED:
+        return total * tl.load(x + places * x_stride + channels + offs, mask=mask, other=0.0).to(tl.float32)
+    return total / (1.0 + tl.exp(-total))
+
+
+@triton.jit
+def _convolve_steps(
+    x,
+    x_stride,
+    weight,
+    bias,
+    states,
+    slot_stride,
+    steps,
+    padding_slot,
+    out,
+    channels,
+    WIDTH: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    GATED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Computes one token and moves its state on with one program per (step, block of channels)."""
+    line = steps + tl.program_id(0) * 4
+    token = tl.load(line).to(tl.int64)
+    source = tl.load(line + 1).to(tl.int64)
+    target = tl.load(line + 2).to(tl.int64)
+    checkpoint = tl.load(line + 3).to(tl.int64)
+    offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < channels
+    if target == padding_slot:
+        tl.store(out + token * channels + offs, tl.zeros((BLOCK,), tl.float32).to(out.dtype.element_ty), mask=mask)
+    else:
+        newest = _inputs(x, token, x_stride, offs, channels, mask, GATED)
+        total = newest * tl.load(weight + offs * WIDTH + WIDTH - 1, mask=mask, other=0.0).to(tl.float32)
+        if HAS_BIAS:
+            total += tl.load(bias + offs, mask=mask, other=0.0).to(tl.float32)
+        before = states + source * slot_stride + offs * (WIDTH - 1)
+        after = states + target * slot_stride + offs * (WIDTH - 1)
+        copy = states + checkpoint * slot_stride + offs * (WIDTH - 1)
+        # The same thread reads a tap and overwrites the one before it, which it has read.
+        for tap in tl.static_range(WIDTH - 1):
+            earlier = tl.load(before + tap, mask=mask & (source >= 0), other=0.0)
+            total += earlier.to(tl.float32) * tl.load(weight + offs * WIDTH + tap, mask=mask, other=0.0).to(tl.float32)
+            if tap > 0:
+                tl.store(after + tap - 1, earlier, mask=mask)
+                tl.store(copy + tap - 1, earlier, mask=mask & (checkpoint >= 0))
+        if WIDTH > 1:
+            tl.store(after + WIDTH - 2, newest.to(states.dtype.element_ty), mask=mask)
+            tl.store(copy + WIDTH - 2, newest.to(states.dtype.element_ty), mask=mask & (checkpoint >= 0))
+        result = _outputs(total, x, token, x_stride, offs, channels, mask, GATED)
+        tl.store(out + token * channels + offs, result.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _convolve_chunks(
     x,
     x_stride,
     weight,
@@ -33,32 +99,38 @@ def _convolve(
     states,
     slot_stride,
     rows,
-    row_of_token,
+    chunks,
     out,
     channels,
     WIDTH: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    GATED: tl.constexpr,
+    SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Computes one token with one program per block of channels."""
-    token = tl.program_id(0)
-    offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = offs < channels
-    line = rows + tl.load(row_of_token + token) * 4
-    begin = tl.load(line)
-    source = tl.load(line + 1).to(tl.int64)
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    """Computes the tokens of one chunk with one program per (chunk, block of channels)."""
+    chunk = chunks + tl.program_id(0) * 4
+    first = tl.load(chunk).to(tl.int64)
+    count = tl.load(chunk + 1)
+    row = rows + tl.load(chunk + 2) * 8
+    begin = tl.load(row).to(tl.int64)
+    source = tl.load(row + 1).to(tl.int64)
+    ts = tl.arange(0, SIZE)[:, None]
+    offs = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    mask = (ts < count) & (offs < channels)
+    tokens = first + ts
+    total = tl.zeros((SIZE, BLOCK), dtype=tl.float32)
     if HAS_BIAS:
-        total += tl.load(bias + offs, mask=mask, other=0.0).to(tl.float32)
+        total += tl.load(bias + offs, mask=offs < channels, other=0.0).to(tl.float32)
     for tap in tl.static_range(WIDTH):
-        place = token - (WIDTH - 1) + tap
-        is_here = place >= begin
-        here = tl.load(x + place.to(tl.int64) * x_stride + offs, mask=mask & is_here, other=0.0)
-        before = states + source * slot_stride + offs * (WIDTH - 1) + (place - begin + WIDTH - 1)
-        earlier = tl.load(before, mask=mask & (place < begin) & (source >= 0), other=0.0)
-        taps = tl.load(weight + offs * WIDTH + tap, mask=mask, other=0.0).to(tl.float32)
-        total += (here.to(tl.float32) + earlier.to(tl.float32)) * taps
-    tl.store(out + token.to(tl.int64) * channels + offs, total.to(out.dtype.element_ty), mask=mask)
+        places = tokens - (WIDTH - 1) + tap
+        here = _inputs(x, places, x_stride, offs, channels, mask & (places >= begin), GATED)
+        before = states + source * slot_stride + offs * (WIDTH - 1) + (places - begin + WIDTH - 1)
+        earlier = tl.load(before, mask=mask & (places < begin) & (source >= 0), other=0.0)
+        taps = tl.load(weight + offs * WIDTH + tap, mask=offs < channels, other=0.0).to(tl.float32)
+        total += (here + earlier.to(tl.float32)) * taps
+    result = _outputs(total, x, tokens, x_stride, offs, channels, mask, GATED)
+    tl.store(out + tokens * channels + offs, result.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -72,24 +144,26 @@ def _store_states(
     channels,
     TAPS: tl.constexpr,
     ALL_TAPS: tl.constexpr,
+    GATED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Writes a row's states with one program per block of channels. The last store may overwrite the state before."""
     offs = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[:, None]
     taps = tl.arange(0, ALL_TAPS)[None, :]
     mask = (offs < channels) & (taps < TAPS)
-    line = rows + tl.program_id(0) * 4
-    begin = tl.load(line)
-    source = tl.load(line + 1).to(tl.int64)
-    first = tl.load(line + 2)
-    for store in range(first, first + tl.load(line + 3)):
-        place = begin + tl.load(stores + store * 2) - TAPS + taps
-        slot = tl.load(stores + store * 2 + 1).to(tl.int64)
-        here = tl.load(x + place.to(tl.int64) * x_stride + offs, mask=mask & (place >= begin), other=0.0)
-        before = states + source * slot_stride + offs * TAPS + (place - begin + TAPS)
-        earlier = tl.load(before, mask=mask & (place < begin) & (source >= 0), other=0.0)
+    row = rows + tl.program_id(0) * 8
+    begin = tl.load(row).to(tl.int64)
+    source = tl.load(row + 1).to(tl.int64)
+    store = tl.load(row + 5)
+    for number in range(store, store + tl.load(row + 6)):
+        places = begin + tl.load(stores + number * 2) - TAPS + taps
+        slot = tl.load(stores + number * 2 + 1).to(tl.int64)
+        here = _inputs(x, places, x_stride, offs, channels, mask & (places >= begin), GATED)
+        before = states + source * slot_stride + offs * TAPS + (places - begin + TAPS)
+        earlier = tl.load(before, mask=mask & (places < begin) & (source >= 0), other=0.0)
         tl.debug_barrier()  # every tap is read before one is overwritten
-        tl.store(states + slot * slot_stride + offs * TAPS + taps, here + earlier, mask=mask)
+        value = (here + earlier.to(tl.float32)).to(states.dtype.element_ty)
+        tl.store(states + slot * slot_stride + offs * TAPS + taps, value, mask=mask)
 
 
 def causal_convolution(
@@ -97,44 +171,60 @@ def causal_convolution(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     states: torch.Tensor,
-    plan: ConvolutionRows,
+    tables: PassTables,
+    epilogue: Epilogue,
 ) -> torch.Tensor:
-    """Returns the convolution of x [tokens, channels], whose channels are contiguous, and updates states in place.
+    """Returns the convolution of x [tokens, channels] with its epilogue, and updates states in place.
 
-    `weight` is [channels, 1, width]. `states` [slots, channels, width - 1] has dense slots, in the dtype of x.
+    The channels of x are contiguous, three times as many with the epilogue "gates". `weight` is [channels, 1, width].
+    `states` [slots, channels, width - 1] has dense slots, in the dtype of x.
     """
-    tokens, channels = x.shape
-    width = weight.shape[-1]
-    out = torch.empty((tokens, channels), dtype=x.dtype, device=x.device)
-    blocks = cdiv(channels, _BLOCK)
-    _convolve[(tokens, blocks)](
-        x,
-        x.stride(0),
-        weight,
-        weight if bias is None else bias,
-        states,
-        states.stride(0),
-        plan.rows,
-        plan.row_of_token,
-        out,
-        channels,
-        WIDTH=width,
-        HAS_BIAS=bias is not None,
-        BLOCK=_BLOCK,
-        num_warps=4,
-    )
-    if width > 1:
-        _store_states[(len(plan.rows), blocks)](
+    channels, width = weight.shape[0], weight.shape[-1]
+    out = torch.empty((x.shape[0], channels), dtype=x.dtype, device=x.device)
+    parameters = weight, weight if bias is None else bias
+    constants = {"WIDTH": width, "HAS_BIAS": bias is not None, "GATED": epilogue == "gates"}
+    memory = states, states.stride(0)
+    if len(tables.steps):
+        _convolve_steps[(len(tables.steps), cdiv(channels, _STEP_CHANNELS))](
             x,
             x.stride(0),
-            states,
-            states.stride(0),
-            plan.rows,
-            plan.stores,
+            *parameters,
+            *memory,
+            tables.steps,
+            tables.padding_slot,
+            out,
             channels,
-            TAPS=width - 1,
-            ALL_TAPS=next_power_of_2(width - 1),
-            BLOCK=_BLOCK,
+            **constants,
+            BLOCK=_STEP_CHANNELS,
             num_warps=4,
         )
+    if len(tables.rows):
+        _convolve_chunks[(len(tables.chunks), cdiv(channels, _CHUNK_CHANNELS))](
+            x,
+            x.stride(0),
+            *parameters,
+            *memory,
+            tables.rows,
+            tables.chunks,
+            out,
+            channels,
+            **constants,
+            SIZE=CHUNK_SIZE,
+            BLOCK=_CHUNK_CHANNELS,
+            num_warps=4,
+        )
+        if width > 1:
+            _store_states[(len(tables.rows), cdiv(channels, _STORE_CHANNELS))](
+                x,
+                x.stride(0),
+                *memory,
+                tables.rows,
+                tables.stores,
+                channels,
+                TAPS=width - 1,
+                ALL_TAPS=next_power_of_2(width - 1),
+                GATED=epilogue == "gates",
+                BLOCK=_STORE_CHANNELS,
+                num_warps=4,
+            )
     return out

@@ -68,7 +68,7 @@ from mini_infer_engine.runtime.inputs.layer_progress import LayerCounters, Marke
 from mini_infer_engine.runtime.memory.hidden_pages import decode_index
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
-from mini_infer_engine.runtime.recurrent.triton_pass import TritonRecurrentPass
+from mini_infer_engine.runtime.recurrent.triton_pass import TritonRecurrentPass, pass_tables
 from mini_infer_engine.runtime.worker import ModelWorker
 
 log = logging.getLogger(__name__)
@@ -149,6 +149,8 @@ class CudaExecutor:
         policy, largest = self.kernels.policy, self.settings.max_num_seqs
         if self.settings.enforce_eager or not policy.uses(Mechanism.PREFILL_GRAPHS):
             return []
+        if self.pool.states is not None:
+            return []  # the chunks of a recurrence depend on where rows begin
         # The stages of a pipeline each compute a pass in one part, which hands on all of its tokens.
         separate = policy.uses(Mechanism.SEPARATE_DECODE_GRAPHS) and self.worker.link.size == 1
         launch_bound = separate and is_launch_bound(self.worker.weight_bytes)
@@ -334,6 +336,7 @@ class CudaExecutor:
             stage=self.stage,
             layers=self.layers,
             states=self.states,
+            recurrent=self.pool.states,
         )
 
     # -- Passes
@@ -530,7 +533,8 @@ class CudaExecutor:
             batch.report_layers(self.layers.begin())
             attention = MarkedAttention(attention, self.layers.mark)
         if self.pool.states is not None:
-            attention = TritonRecurrentPass(attention, self.pool.states, batch.rows, self.worker.device)
+            tables = pass_tables(batch.rows, self.pool.states, self.worker.device)
+            attention = TritonRecurrentPass(attention, self.pool.states, tables)
         if self.stage is None or self.stage.is_first:
             hidden = model.embed(self.ops, token_ids)
         else:

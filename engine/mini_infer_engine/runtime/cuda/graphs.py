@@ -26,6 +26,8 @@ from mini_infer_engine.runtime.hidden_states import HiddenStates
 from mini_infer_engine.runtime.inputs.host_staging import PinnedStaging
 from mini_infer_engine.runtime.inputs.layer_progress import LayerCounters, MarkedAttention
 from mini_infer_engine.runtime.memory.hidden_pages import decode_index
+from mini_infer_engine.runtime.memory.state_pool import StatePool
+from mini_infer_engine.runtime.recurrent.triton_pass import TritonRecurrentPass, blank_steps, decode_tables
 
 _LAUNCH_BOUND_BYTES = 6_000_000_000
 _LAUNCH_BOUND_BUCKETS = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 2560, 3072, 3584, 4096)
@@ -83,6 +85,8 @@ class CapturedModel:
     """Counters by which passes with prompts report the progress of their layers."""
     states: HiddenStates | None = None
     """The hidden states that passes store for a draft."""
+    recurrent: StatePool | None = None
+    """The recurrent states of a model that has some."""
 
     @property
     def begins(self) -> bool:
@@ -132,6 +136,7 @@ class DecodeGraph:
 
     def __init__(self, parts: CapturedModel, bucket: int, memory: Any) -> None:
         self._parts, self._bucket = parts, bucket
+        self._steps = blank_steps(bucket, parts.state.device)
         self.graph = record(self._run, memory)
 
     def _run(self) -> None:
@@ -153,7 +158,11 @@ class DecodeGraph:
             hidden = parts.entering(self._bucket)
             positions, kv_lengths = gather_places(slots, state)
         attend = parts.attention.decode(parts.state.page_tables, slots, positions, kv_lengths)
-        residual = model(parts.ops, hidden, TritonAttentionPass(attend, attend, None, positions))
+        planned: AttentionPass = TritonAttentionPass(attend, attend, None, positions)
+        if parts.recurrent is not None:
+            tables = decode_tables(slots, self._steps, parts.state.padding_slot)
+            planned = TritonRecurrentPass(planned, parts.recurrent, tables)
+        residual = model(parts.ops, hidden, planned)
         if not parts.samples:
             parts.leave(residual)
             return
@@ -171,7 +180,11 @@ class DecodeGraph:
         parts.state.begin(continued)
         parts.receive(len(rows), self._bucket)
         parts.state.send_pages(rows, parts.attention.page_size)
+        if parts.recurrent is not None:
+            parts.recurrent.resume(continued)
         self.graph.replay()
+        if parts.recurrent is not None:
+            parts.recurrent.keep_checkpoints(rows)
 
 
 class PrefillGraph:

@@ -3,9 +3,12 @@
 All layers of a slot lie together so that a slot can be copied or sent in one piece, as a page can.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from mini_infer_engine.core.batch import Row
 from mini_infer_engine.models.state_spec import STATE_DTYPE, StateSpec
 from mini_infer_engine.runtime.memory.state_slots import StateSlots
 from mini_infer_engine.runtime.memory.zero_memory import zeros
@@ -31,3 +34,23 @@ class StatePool:
     def checkpoint_slot(self, checkpoint: int) -> int:
         """Returns the slot of a checkpoint."""
         return self.slots.num_sequences + checkpoint
+
+    def resume(self, rows: Sequence[Row]) -> None:
+        """Brings the states before these rows to the slots of their sequences: checkpoints, or zeros at the begin."""
+        for row in rows:
+            if not row.start:
+                for tensor in self.tensors:
+                    tensor[row.slot].zero_()
+            elif row.state_source is not None:
+                self._copy(self.checkpoint_slot(row.state_source), row.slot)
+
+    def keep_checkpoints(self, rows: Sequence[Row]) -> None:
+        """Copies the states after these rows of one token to their checkpoints."""
+        for row in rows:
+            for _, checkpoint in row.checkpoints:
+                self._copy(row.slot, self.checkpoint_slot(checkpoint))
+
+    def _copy(self, source: int, target: int) -> None:
+        """Copies a whole slot. Slots are large: one copy each is no overhead."""
+        for tensor in self.tensors:
+            tensor[target].copy_(tensor[source])

@@ -15,19 +15,17 @@ def check_recurrent(settings: EngineSettings, config: ModelConfig, device_type: 
     """
     if config.recurrence is None:
         return
-    obstacle = _obstacle(settings, moves_kv=moves_kv) or _gpu_obstacle(settings, config, device_type)
+    obstacle = _obstacle(settings, moves_kv=moves_kv) or _gpu_obstacle(config, device_type)
     if obstacle is not None:
         raise ModelError(f"{config.architecture} has layers with a recurrent state: {obstacle}.")
 
 
-def _gpu_obstacle(settings: EngineSettings, config: ModelConfig, device_type: str) -> str | None:
+def _gpu_obstacle(config: ModelConfig, device_type: str) -> str | None:
     """Returns the option that recurrent layers do not support on GPUs, with the reason and the remedy, or None."""
     if device_type == "cpu":
         return None
     if isinstance(config, SparseConfig) and not config.moe.is_gated:
         return f"device = {device_type!r}: its experts have no gates, and no kernels for GPUs yet: set device = 'cpu'"
-    if not settings.enforce_eager:
-        return "enforce_eager: their passes are not recorded as CUDA graphs yet: add --enforce-eager"
     return None
 
 

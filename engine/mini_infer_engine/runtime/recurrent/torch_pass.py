@@ -9,13 +9,19 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from mini_infer_engine.core.batch import Row
 from mini_infer_engine.layers.attention import AttentionBlock
+from mini_infer_engine.layers.gated_delta_net import GatedDeltaNet
+from mini_infer_engine.layers.mamba2 import Mamba2
 from mini_infer_engine.layers.recurrent import RecurrentBlock
+from mini_infer_engine.layers.short_convolution import ShortConvolution
 from mini_infer_engine.ops.base import AttentionPass
 from mini_infer_engine.ops.recurrence.convolution import convolve_scan, convolve_step
+from mini_infer_engine.ops.recurrence.gated_delta_rule import GATED_DELTA_RULE
 from mini_infer_engine.ops.recurrence.rule import LinearRule, Rule
+from mini_infer_engine.ops.recurrence.state_space import STATE_SPACE_RULE
 from mini_infer_engine.runtime.memory.state_pool import StatePool
 from mini_infer_engine.runtime.recurrent.pass_rows import PassRows, StateStep
 
@@ -46,13 +52,49 @@ class TorchRecurrentPass:
         """Attends by the pass over keys and values."""
         return self._attention.attend(qkv, layer)
 
-    def convolve(self, x: Tensor, layer: RecurrentBlock) -> Tensor:
-        """Returns the causal convolution of the layer over x [tokens, channels], by sequence."""
-        return self._follow(_Convolution(layer.conv1d.weight, layer.conv1d.bias), (x,), self._pool.convolutions, layer)
+    def gated_delta_net(self, projected: tuple[Tensor, Tensor], block: GatedDeltaNet) -> Tensor:
+        """Convolves queries, keys and values, applies the gated delta rule, and normalises and gates its output."""
+        (qkv, gates), (strengths, decays) = block.split(projected)
+        spec, tokens = block.local, len(qkv)
+        qkv = functional.silu(self._convolve(qkv, block))
+        q, k, v = torch.split(qkv, [spec.key_width, spec.key_width, spec.value_width], dim=1)
+        log_decay = -block.A_log.exp() * functional.softplus(decays.float() + block.dt_bias)
+        inputs = (
+            q.reshape(tokens, -1, spec.key_dim),
+            k.reshape(tokens, -1, spec.key_dim),
+            v.reshape(tokens, -1, spec.value_dim),
+            log_decay,
+            strengths.sigmoid(),
+        )
+        out = self._scan(GATED_DELTA_RULE, inputs, block)
+        normed: Tensor = block.norm(out, gates.reshape(out.shape))
+        return normed.flatten(1)
 
-    def scan(self, rule: LinearRule, inputs: tuple[Tensor, ...], layer: RecurrentBlock) -> Tensor:
-        """Returns the outputs of the layer's recurrence for its inputs [tokens, ...], by sequence."""
-        return self._follow(rule, inputs, self._pool.states, layer)
+    def mamba2(self, projected: Tensor, block: Mamba2) -> Tensor:
+        """Convolves inputs, B and C, follows the state space, and gates and normalises its output."""
+        spec = block.local
+        gates, mixed, steps = torch.split(projected, block.widths, dim=1)
+        mixed = functional.silu(self._convolve(mixed, block))
+        x, b, c = torch.split(mixed, [spec.width, spec.group_width, spec.group_width], dim=1)
+        x = x.float().reshape(-1, spec.num_heads, spec.head_dim)
+        b, c = (vectors.reshape(-1, spec.num_groups, spec.state_size) for vectors in (b, c))
+        steps = functional.softplus(steps.float() + block.dt_bias).clamp(*spec.time_step_limits)
+        inputs = (c, b, x * steps.unsqueeze(-1), -block.A_log.exp() * steps)
+        out = self._scan(STATE_SPACE_RULE, inputs, block) + block.D.unsqueeze(-1) * x
+        return block.norm.gated(out.flatten(1), gates)
+
+    def short_convolution(self, projected: Tensor, block: ShortConvolution) -> Tensor:
+        """Gates the input, convolves it, and gates the output."""
+        before, after, x = projected.chunk(3, dim=1)
+        return after * self._convolve(before * x, block)
+
+    def _convolve(self, x: Tensor, block: RecurrentBlock) -> Tensor:
+        """Returns the causal convolution of the block over x [tokens, channels], by sequence."""
+        return self._follow(_Convolution(block.conv1d.weight, block.conv1d.bias), (x,), self._pool.convolutions, block)
+
+    def _scan(self, rule: LinearRule, inputs: tuple[Tensor, ...], block: RecurrentBlock) -> Tensor:
+        """Returns the outputs of the block's recurrence for its inputs [tokens, ...], by sequence."""
+        return self._follow(rule, inputs, self._pool.states, block)
 
     def _follow(self, rule: Rule, inputs: tuple[Tensor, ...], memory: Tensor, layer: RecurrentBlock) -> Tensor:
         """Computes all rows from the states in `memory` [slots, layers, ...] on, and stores those after them."""

@@ -1,4 +1,4 @@
-"""Computes recurrent layers of a pass by our kernels, over the slots of a `StatePool`, without CUDA graphs."""
+"""Computes recurrent layers of a pass by our kernels, over the slots of a `StatePool`."""
 
 from collections.abc import Sequence
 
@@ -8,90 +8,134 @@ from torch import Tensor
 
 from mini_infer_engine.core.batch import Row
 from mini_infer_engine.device import to_device
-from mini_infer_engine.kernels.recurrence.causal_convolution import ConvolutionRows, causal_convolution
-from mini_infer_engine.kernels.recurrence.scan_chunks import scan_chunks
-from mini_infer_engine.kernels.recurrence.update_states import update_states
+from mini_infer_engine.kernels.norm.gated_rms_norm import gated_rms_norm
+from mini_infer_engine.kernels.recurrence.causal_convolution import Epilogue, causal_convolution
+from mini_infer_engine.kernels.recurrence.chunk_outputs import gated_delta_outputs, state_space_outputs
+from mini_infer_engine.kernels.recurrence.chunk_states import chunk_states
+from mini_infer_engine.kernels.recurrence.gated_delta_step import gated_delta_step
+from mini_infer_engine.kernels.recurrence.pass_tables import CHUNK_SIZE, NO_SLOT, PassTables
+from mini_infer_engine.kernels.recurrence.prepare_chunks import prepare_gated_delta, prepare_state_space
+from mini_infer_engine.kernels.recurrence.state_space_step import state_space_step
 from mini_infer_engine.layers.attention import AttentionBlock
+from mini_infer_engine.layers.gated_delta_net import GatedDeltaNet
+from mini_infer_engine.layers.mamba2 import Mamba2
 from mini_infer_engine.layers.recurrent import RecurrentBlock
+from mini_infer_engine.layers.short_convolution import ShortConvolution
 from mini_infer_engine.ops.base import AttentionPass
-from mini_infer_engine.ops.recurrence.rule import LinearRule
 from mini_infer_engine.runtime.memory.state_pool import StatePool
-from mini_infer_engine.runtime.recurrent.pass_rows import PassRows, source_slot
-
-_NONE = -1
-"""Stands for no slot in what kernels read."""
+from mini_infer_engine.runtime.recurrent.pass_rows import source_slot
 
 
 class TritonRecurrentPass:
     """An `ops.base.RecurrentPass` that attends by another pass.
 
-    Rows of one token are updated together, in place. Longer rows are scanned one by one, in a segment for each
-    checkpoint within them.
+    Rows of one token are updated together, in place; longer ones are cut into chunks, at checkpoints too.
     """
 
-    def __init__(self, attention: AttentionPass, pool: StatePool, rows: Sequence[Row], device: torch.device) -> None:
-        self._attention, self._pool = attention, pool
+    def __init__(self, attention: AttentionPass, pool: StatePool, tables: PassTables) -> None:
+        self._attention, self._pool, self._tables = attention, pool, tables
         self.logits_indices, self.positions = attention.logits_indices, attention.positions
-        found = PassRows.of(rows, pool)
-        self._convolution = _convolution_rows(rows, pool, device)
-        self._segments = [segment.tokens for segment in found.segments]
-        slots = [(_slot(segment.source), *segment.targets, _NONE, _NONE)[:4] for segment in found.segments]
-        self._segment_slots = list(_table(slots, device))
-        steps = [(step.token, _slot(step.source), step.target, _slot(step.checkpoint)) for step in found.steps]
-        self._steps = _table(steps, device)
 
     def attend(self, qkv: Tensor, layer: AttentionBlock) -> Tensor:
         """Attends by the pass over keys and values."""
         return self._attention.attend(qkv, layer)
 
-    def convolve(self, x: Tensor, layer: RecurrentBlock) -> Tensor:
-        """Returns the causal convolution of the layer over x [tokens, channels], by sequence."""
-        states = self._pool.convolutions[:, layer.layer]
-        return causal_convolution(x, layer.conv1d.weight, layer.conv1d.bias, states, self._convolution)
-
-    def scan(self, rule: LinearRule, inputs: tuple[Tensor, ...], layer: RecurrentBlock) -> Tensor:
-        """Returns the outputs of the layer's recurrence for its inputs [tokens, ...], by sequence."""
-        states, prepared = self._pool.states[:, layer.layer], rule.prepare(*inputs)
-        out = torch.empty(prepared.v.shape, dtype=inputs[2].dtype, device=prepared.v.device)
-        if len(self._steps):
-            parts = prepared.q, prepared.k, prepared.v, prepared.log_decay, prepared.strength
-            update_states(*parts, states, self._steps, out)
-        for tokens, slots in zip(self._segments, self._segment_slots, strict=True):
-            found = rule.in_chunks(prepared.of(tokens))
-            chunks, corrections = found.chunks, found.corrections
-            scan_chunks(
-                chunks.queries,
-                chunks.within,
-                chunks.keys,
-                chunks.kept,
-                found.values.contiguous(),
-                None if corrections is None else corrections.contiguous(),
-                states,
-                slots,
-                out[tokens],
-            )
+    def gated_delta_net(self, projected: tuple[Tensor, Tensor], block: GatedDeltaNet) -> Tensor:
+        """Computes the steps in two kernels, and the chunks in five."""
+        (qkv, gates), (strengths, decays) = block.split(projected)
+        mixed, tables, spec = self._convolve(qkv, block, "silu"), self._tables, block.local
+        states, norm = self._pool.states[:, block.layer], block.norm
+        out = torch.empty((len(qkv), spec.value_width), dtype=qkv.dtype, device=qkv.device)
+        weights = strengths, decays, block.A_log, block.dt_bias
+        if len(tables.steps):
+            gated_delta_step(mixed, gates, *weights, norm.weight, norm.eps, states, tables, out)
+        if len(tables.rows):
+            q, k, _ = mixed.split([spec.key_width, spec.key_width, spec.value_width], dim=1)
+            values, corrections, totals = prepare_gated_delta(mixed, *weights, spec.key_dim, spec.value_dim, tables)
+            before, added = chunk_states(k, values.flatten(1), None, corrections, totals, states, tables)
+            gated_delta_outputs(q, k, added, totals, before, gates, norm.weight, norm.eps, tables, out)
         return out
 
+    def mamba2(self, projected: Tensor, block: Mamba2) -> Tensor:
+        """Computes the steps in three kernels, and the chunks in six."""
+        gates, mixed, time_steps = projected.split(block.widths, dim=1)
+        mixed, tables, spec = self._convolve(mixed, block, "silu"), self._tables, block.local
+        states = self._pool.states[:, block.layer]
+        out = torch.empty((len(gates), spec.width), dtype=gates.dtype, device=gates.device)
+        limits = spec.time_step_limits
+        if len(tables.steps):
+            state_space_step(mixed, time_steps, block.A_log, block.D, block.dt_bias, limits, states, tables, out)
+        if len(tables.rows):
+            x, b, c = mixed.split([spec.width, spec.group_width, spec.group_width], dim=1)
+            factors, totals = prepare_state_space(time_steps, block.A_log, block.dt_bias, limits, tables)
+            before, _ = chunk_states(b, x, factors, None, totals, states, tables)
+            state_space_outputs(c, b, x, factors, totals, before, block.D, tables, out)
+        if block.norm.is_shared:
+            return block.norm.gated(out.float(), gates)
+        return gated_rms_norm(out, gates, block.norm.weight, block.norm.num_groups, block.norm.eps)
 
-def _slot(slot: int | None) -> int:
-    return _NONE if slot is None else slot
+    def short_convolution(self, projected: Tensor, block: ShortConvolution) -> Tensor:
+        """Gates the input, convolves it and gates the output in the kernels of the convolution."""
+        return self._convolve(projected, block, "gates")
+
+    def _convolve(self, x: Tensor, block: RecurrentBlock, epilogue: Epilogue) -> Tensor:
+        states = self._pool.convolutions[:, block.layer]
+        return causal_convolution(x, block.conv1d.weight, block.conv1d.bias, states, self._tables, epilogue)
 
 
-def _convolution_rows(rows: Sequence[Row], pool: StatePool, device: torch.device) -> ConvolutionRows:
-    """Returns the rows of a pass for the convolution, which needs no segments: tokens before a checkpoint are there."""
-    lines: list[tuple[int, int, int, int]] = []
+def pass_tables(rows: Sequence[Row], pool: StatePool, device: torch.device) -> PassTables:
+    """Returns the tables of a pass, given its rows in the order of their tokens."""
+    steps: list[tuple[int, int, int, int]] = []
+    lines: list[tuple[int, ...]] = []
+    chunks: list[tuple[int, int, int, int]] = []
     stores: list[tuple[int, int]] = []
     begin = 0
     for row in rows:
+        source = source_slot(row, pool)
+        source = NO_SLOT if source is None else source
         places = [(count, pool.checkpoint_slot(checkpoint)) for count, checkpoint in row.checkpoints]
-        places.append((row.count, row.slot))
-        lines.append((begin, _slot(source_slot(row, pool)), len(stores), len(places)))
-        stores += places
+        if row.count == 1:
+            steps.append((begin, source, row.slot, places[0][1] if places else NO_SLOT))
+        else:
+            first = len(chunks)
+            chunks += _chunks(begin, row.count, len(lines), dict(places))
+            first_store = len(stores)
+            stores += [*places, (row.count, row.slot)]
+            lines.append((begin, source, row.slot, first, len(chunks) - first, first_store, len(places) + 1, 0))
         begin += row.count
-    row_of_token = np.repeat(np.arange(len(rows), dtype=np.int32), [row.count for row in rows])
-    return ConvolutionRows(_table(lines, device), _table(stores, device), to_device(row_of_token, device))
+    tables = (_table(lines, 8, device), _table(chunks, 4, device), _table(stores, 2, device))
+    return PassTables(_table(steps, 4, device), *tables, pool.slots.num_sequences)
 
 
-def _table(lines: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+def decode_tables(slots: Tensor, steps: Tensor, padding_slot: int) -> PassTables:
+    """Returns the tables of a pass of one token for each of these slots [rows] int32, whose states are there.
+
+    `steps` [rows, 4] is memory for the table, filled by `blank_steps`: it may be part of a CUDA graph.
+    """
+    steps[:, 1:3] = slots.unsqueeze(1)
+    none = steps[:0]
+    return PassTables(steps, none, none, none, padding_slot)
+
+
+def blank_steps(rows: int, device: torch.device) -> Tensor:
+    """Returns memory for the steps of `decode_tables`."""
+    steps = torch.full((rows, 4), NO_SLOT, dtype=torch.int32, device=device)
+    steps[:, 0] = torch.arange(rows, device=device)
+    return steps
+
+
+def _chunks(begin: int, count: int, row: int, copies: dict[int, int]) -> list[tuple[int, int, int, int]]:
+    """Cuts a row's tokens into chunks, which end at the places whose states are copied, too."""
+    chunks: list[tuple[int, int, int, int]] = []
+    done = 0
+    for end in [*sorted(copies), count]:
+        while done < end:
+            size = min(CHUNK_SIZE, end - done)
+            done += size
+            chunks.append((begin + done - size, size, row, copies.get(done, NO_SLOT)))
+    return chunks
+
+
+def _table(lines: Sequence[Sequence[int]], width: int, device: torch.device) -> Tensor:
     """Returns lines of equally many numbers as int32 on the device."""
-    return to_device(np.array(lines, dtype=np.int32), device)
+    return to_device(np.array(lines, dtype=np.int32).reshape(-1, width), device)

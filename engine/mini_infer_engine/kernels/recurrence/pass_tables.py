@@ -1,0 +1,32 @@
+"""Describes the rows of a pass over recurrent states as tables of int32 that kernels read."""
+
+from dataclasses import dataclass
+
+import torch
+
+CHUNK_SIZE = 64
+"""The most tokens of a chunk: within it the cost grows with its square, and between chunks there is a chain of
+products.
+"""
+NO_SLOT = -1
+"""Stands for no slot in the tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassTables:
+    """The tables of one pass, int32 on the device. Rows of one token are steps, longer ones are cut into chunks."""
+
+    steps: torch.Tensor
+    """[steps, 4]: token, slot of the state before it or -1, slot of the state after it, another slot for that or -1.
+
+    A step whose third number is `padding_slot` is padding: it reads and writes no state, and its outputs are zeros.
+    """
+    rows: torch.Tensor
+    """[rows, 8]: first token, slot of the state before it or -1, slot of the state after the row, first chunk, number
+    of chunks, first store, number of stores, 0.
+    """
+    chunks: torch.Tensor
+    """[chunks, 4]: first token, tokens, row, slot to which the state after it is copied or -1."""
+    stores: torch.Tensor
+    """[stores, 2]: tokens of the row, slot to which the convolution's inputs before the next token are written."""
+    padding_slot: int
