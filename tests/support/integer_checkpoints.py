@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.support.fp8_checkpoints import QUANTIZED
+
 GROUP = 32
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 FORMATS: dict[str, dict[str, Any]] = {
@@ -57,7 +59,7 @@ def quantize_folder(folder: Path, name: str, *, head: bool = False) -> dict[str,
     form, tensors = FORMATS[name], load_file(folder / "model.safetensors")
     written, exact = dict(tensors), dict(tensors)
     for seed, (key, weight) in enumerate(sorted(tensors.items())):
-        if key.endswith(("_proj.weight", "_with_mqa.weight")) or (head and key == "lm_head.weight"):
+        if key.endswith(QUANTIZED) or (head and key == "lm_head.weight"):
             del written[key]
             stored, exact[key] = quantized(weight, form, seed)
             written |= {key.removesuffix("weight") + part: tensor.contiguous() for part, tensor in stored.items()}

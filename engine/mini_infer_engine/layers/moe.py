@@ -5,7 +5,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -119,6 +119,9 @@ class SparseMoE(nn.Module):
     tokens of its own experts and a share of the shared experts' width. A rank's result is a summand.
     """
 
+    stores_stacks: ClassVar[bool] = False
+    """True if checkpoints of this class always have the two stacks as tensors of their own names."""
+
     def __init__(self, spec: MoESpec, parallel: TensorParallel = ALONE) -> None:
         super().__init__()
         self.is_summed = parallel.size > 1
@@ -167,6 +170,11 @@ class SparseMoE(nn.Module):
         if spec.has_bias:
             self.gate_up_bias = nn.Parameter(torch.empty(experts, 2 * width), requires_grad=False)
             self.down_bias = nn.Parameter(torch.empty(experts, hidden), requires_grad=False)
+
+    @property
+    def unquantized_layers(self) -> list[Linear]:
+        """The layers that stay in the model's dtype whatever is quantised: they choose or weigh experts."""
+        return [self.gate] if self.shared_gate is None else [self.gate, self.shared_gate]
 
     @property
     def share(self) -> Shard:

@@ -29,6 +29,8 @@ _KINDS: dict[str, Mixer] = {
 class _FusedExperts(SparseMoE):
     """Experts whose checkpoint has the stacks themselves, and one MLP that computes every token."""
 
+    stores_stacks: ClassVar[bool] = True
+
     def __init__(self, spec: MoESpec, shared: ExpertLayers) -> None:
         super().__init__(spec)
         self.shared_experts = shared

@@ -27,7 +27,7 @@ _INTERPRETED = frozenset(
     }
 )
 """Models of ours whose kernels have run in Triton's interpreter, and on no GPU yet."""
-_UNQUANTISED = HYBRIDS | {"Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM"}
+_UNQUANTISED = frozenset({"Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM"})
 """Models that run from original weights alone."""
 
 

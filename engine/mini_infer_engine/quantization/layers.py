@@ -34,7 +34,8 @@ def quantize_layers(model: DecoderModel, schemes: Schemes) -> None:
         scheme = _common_scheme(schemes, map(model.checkpoint_name, _expert_layers(path, moe)))
         if scheme is not None:
             _expand(path, moe, scheme)
-    routers = {moe.gate for moe in mixtures.values()}  # not quantised, whatever the list of ignored layers says
+    # Whatever the list of ignored layers says.
+    routers = {layer for moe in mixtures.values() for layer in moe.unquantized_layers}
     for path, module in model.named_modules():
         if not isinstance(module, Linear) or module in routers:
             continue
@@ -106,6 +107,12 @@ def _expert_layers(path: str, moe: SparseMoE) -> Iterator[str]:
 
 def _expand(path: str, moe: SparseMoE, scheme: Scheme) -> None:
     """Gives a mixture's experts their layers. Raises ModelError if the experts' kernels do not support the scheme."""
+    if moe.stores_stacks or not moe.spec.is_gated:
+        kind = "which one tensor stores" if moe.stores_stacks else "which have no gates"
+        raise ModelError(
+            f"quantization_config: {scheme.name} of the experts of {path}, {kind}, is not supported: use the original "
+            "weights, with --quantization if they are too large."
+        )
     if isinstance(scheme, IntegerScheme) and scheme.act_order:
         raise ModelError(f"quantization_config: act-order (desc_act) of the experts of {path} is not supported.")
     spec = moe.spec

@@ -124,7 +124,7 @@ def quantize_on_load(
     """
     mixtures = [module for module in model.modules() if isinstance(module, SparseMoE)]
     head_kind: Quantization = "int8" if kind == "w8a8-int8" else kind  # logits are the most sensitive to what they read
-    routers = {moe.gate for moe in mixtures}
+    routers = {layer for moe in mixtures for layer in moe.unquantized_layers}
     for moe in mixtures:
         moe.stored = RoundedExperts(partial(_grouped, kind))
     for path, module in model.named_modules():

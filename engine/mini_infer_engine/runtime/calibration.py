@@ -61,8 +61,11 @@ def calibration_rows(directory: Path) -> Tensor | None:
 
 
 def calibrates(model: DecoderModel) -> bool:
-    """Returns True if its layers can run here: they attend over keys and values, and there is one pipeline stage."""
-    return model.config.stage.size == 1 and all(isinstance(layer, Attention) for layer in model.attention_layers)
+    """Returns True if its layers can run here: they all attend over keys and values, and there is one pipeline stage."""
+    config = model.config
+    if config.stage.size > 1 or config.recurrence is not None:
+        return False
+    return all(isinstance(layer, Attention) for layer in model.attention_layers)
 
 
 def calibrate(

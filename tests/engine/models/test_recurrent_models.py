@@ -279,7 +279,6 @@ BAD_CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3-next", {"layer_types": ["full_attention"]}, "layer_types"),
     ("qwen3-next", {"linear_num_value_heads": 3}, "linear_num_value_heads"),
     ("qwen3-next", {"num_experts_per_tok": 7}, "num_experts_per_tok"),
-    ("qwen3-next", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
     ("qwen3.5", {"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim"),
     ("granite-hybrid", {"position_embedding_type": "alibi"}, "position_embedding_type"),
     ("granite-hybrid", {"mamba_d_head": 5}, "mamba_n_heads"),
@@ -336,7 +335,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"speculative_method": "ngram"}, "cpu", "speculative_method"),
     ({"speculative_model": "a smaller one"}, "cpu", "speculative_method"),
     ({"kv_swap_memory": 1_000}, "cpu", "kv_swap_memory"),
-    ({"quantization": "int8"}, "cpu", "quantization"),
     ({}, "cpu", "transfer_port"),
 ]
 

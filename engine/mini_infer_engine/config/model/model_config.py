@@ -146,8 +146,6 @@ def parse_decoder(
 
     Every field that changes the computation is checked. `eos_token_ids` win over the file's own.
     """
-    if "mixers" in different and fields.values.get("quantization_config") is not None:
-        raise fields.refuse("quantization_config", "only original weights of this architecture are supported yet.")
     hidden_size, num_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     num_kv_heads = fields.size("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:

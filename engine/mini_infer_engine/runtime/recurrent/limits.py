@@ -43,8 +43,6 @@ def _obstacle(settings: EngineSettings, *, moves_kv: bool) -> str | None:
         )
     if moves_kv:
         return "transfer_port: their state is not sent to other engines yet: leave it out"
-    if settings.quantization is not None:
-        return f"quantization = {settings.quantization!r}: their weights are not rounded yet: leave it out"
     return None
 
 
