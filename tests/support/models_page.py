@@ -39,10 +39,10 @@ _HYBRID = """\
 Hybrids have layers with a recurrent state instead of keys and values ([ADR 61](adr/0061-recurrent-state.md)). They run
 chunked, batched, preempted, and with a prefix cache that resumes from checkpoints of the state
 ([test_recurrent_models.py](../tests/engine/models/test_recurrent_models.py)), on CPUs and GPUs, where decode passes
-are CUDA graphs and passes with prompts are launched kernel by kernel. Quantised checkpoints are read and weights rounded
-as those of other decoders ([test_quantized_hybrids.py](../tests/engine/models/test_quantized_hybrids.py)); experts that a
-checkpoint stores as one tensor, or that have no gates, are rounded by `--quantization` alone. What hybrids do not go with
-yet is refused by its name at the start.
+are CUDA graphs and passes with prompts are launched kernel by kernel. Quantised checkpoints are read, and weights are
+rounded, as those of other decoders ([test_quantized_hybrids.py](../tests/engine/models/test_quantized_hybrids.py));
+experts that a checkpoint stores as one tensor, or that have no gates, are rounded by `--quantization` alone. What
+hybrids do not go with yet is refused by its name at the start.
 """
 _THROUGH = """\
 ## Through transformers

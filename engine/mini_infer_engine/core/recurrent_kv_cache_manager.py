@@ -90,7 +90,7 @@ class RecurrentKVCacheManager(KVCacheManager):
                 read.append(state.source)
                 state.source = None
             if self.is_caching:
-                row.checkpoints = list(self._reserve(row, sequence, state))
+                row.checkpoints = tuple(self._reserve(row, sequence, state))
         for slot in read:
             self.checkpoints.release(slot)
 

@@ -190,9 +190,9 @@ class PackedLinear(Linear):
         return found
 
 
-def column_parallel(in_features: int, rows: Shard) -> Linear:
+def column_parallel(in_features: int, rows: Shard, *, bias: bool = False) -> Linear:
     """Returns a layer of which each rank has some of the checkpoint's rows; the input is whole on all ranks."""
-    return Linear(in_features, rows.count, rows=rows if rows.count < rows.total else None)
+    return Linear(in_features, rows.count, bias=bias, rows=rows if rows.count < rows.total else None)
 
 
 def row_parallel(in_features: int, out_features: int, parallel: TensorParallel, *, bias: bool = False) -> Linear:

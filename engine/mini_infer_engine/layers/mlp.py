@@ -10,10 +10,11 @@ from mini_infer_engine.layers.linear import Linear, PackedLinear, column_paralle
 class SquaredMLP(nn.Module):
     """Computes down(relu(up(x))^2) (Primer, So et al. 2021, arXiv 2109.08668)."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool) -> None:
+    def __init__(self, config: ModelConfig, intermediate_size: int) -> None:
         super().__init__()
-        self.up_proj = Linear(hidden_size, intermediate_size, bias=bias)
-        self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
+        parallel, hidden, bias = config.tensor_parallel, config.hidden_size, config.mlp_bias
+        self.up_proj = column_parallel(hidden, parallel.even(intermediate_size), bias=bias)
+        self.down_proj = row_parallel(intermediate_size, hidden, parallel, bias=bias)
 
 
 class GatedMLP(nn.Module):

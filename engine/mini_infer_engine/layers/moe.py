@@ -205,7 +205,7 @@ class SparseMoE(nn.Module):
         if not self.gate_up_proj.numel():
             return tensors  # a quantised checkpoint's layers have placements of their own
         if self.reads_stacks:
-            return tensors | self._stacks(f"{path}.experts")
+            return tensors | self.stack_placements(f"{path}.experts.gate_up_proj", f"{path}.experts.down_proj")
         for expert in range(self.spec.num_experts):
             name = f"{path}.experts.{expert}"
             if expert not in self.local_experts:
@@ -217,18 +217,17 @@ class SparseMoE(nn.Module):
             tensors[f"{name}.down_proj.weight"] = Placement(self.down_proj[here], part=columns)
         return tensors | (self._shared_tensors(f"{path}.shared_experts") if self.spec.num_shared else {})
 
-    def _stacks(self, name: str) -> dict[str, Placement]:
-        """Maps the tensors of all experts to this rank's experts, or to its share of the width of each."""
-        begin, end = self.local_experts.start, self.local_experts.stop
-        gate_up_part = down_part = None
-        if end - begin < self.spec.num_experts:
-            gate_up_part = down_part = Part(0, Shard(self.spec.num_experts, ((begin, end),)))
+    def stack_placements(self, gate_up: str, down: str) -> dict[str, Placement]:
+        """Maps a checkpoint's two stacks of all experts, by their names, to this rank's part of them."""
+        parts: tuple[Part | None, Part | None] = (None, None)
+        if len(self.local_experts) < self.spec.num_stacked:
+            experts = Shard(self.spec.num_experts, ((self.local_experts.start, self.local_experts.stop),))
+            parts = (Part(0, experts), Part(0, experts))
         elif self.is_summed:
-            gate_up_part, down_part = Part(1, side_by_side([self._share, self._share])), Part(2, self._share)
-        return {
-            f"{name}.gate_up_proj": Placement(self.gate_up_proj, part=gate_up_part),
-            f"{name}.down_proj": Placement(self.down_proj, part=down_part),
-        }
+            parts = (Part(1, side_by_side([self._share] * 2)), Part(2, self._share))
+        stacks = self.gate_up_proj, self.down_proj
+        placed = (Placement(stack, part=part) for stack, part in zip(stacks, parts, strict=True))
+        return dict(zip((gate_up, down), placed, strict=True))
 
     def _unread(self, name: str) -> dict[str, Placement]:
         """Returns placements of another rank's expert: its shapes are checked, and none of its rows are read."""

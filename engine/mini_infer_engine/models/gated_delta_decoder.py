@@ -58,7 +58,6 @@ class _GatedProjection(PackedLinear):
         return torch.cat((heads[:, 1].flatten(0, 1), reordered(self._order, heads[:, 0].flatten(0, 1))))
 
 
-
 class GatedAttention(Attention):
     """Grouped-query attention whose output is weighed by a sigmoid (Qiu et al. 2025, arXiv 2505.06708)."""
 

@@ -4,12 +4,13 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.json_fields import Fields
 from mini_infer_engine.config.model.model_config import ModelConfig, parse_decoder
 from mini_infer_engine.config.model.recurrence import Mamba2Spec, Mixer, mixers_by_layer, time_step_limits
 from mini_infer_engine.config.model.rope import NO_ROTATION, parse_rope
-from mini_infer_engine.layers.linear import Linear
-from mini_infer_engine.layers.mlp import GatedMLP
+from mini_infer_engine.config.parallelism.tensor_parallel import TensorParallel
+from mini_infer_engine.layers.mlp import FusedGatedMLP
 from mini_infer_engine.layers.moe import ExpertLayers, MoESpec, SparseMoE
 from mini_infer_engine.layers.placement import Placement
 from mini_infer_engine.models.decoder import DecoderLayer
@@ -31,16 +32,13 @@ class _FusedExperts(SparseMoE):
 
     stores_stacks: ClassVar[bool] = True
 
-    def __init__(self, spec: MoESpec, shared: ExpertLayers) -> None:
-        super().__init__(spec)
+    def __init__(self, spec: MoESpec, parallel: TensorParallel, shared: ExpertLayers) -> None:
+        super().__init__(spec, parallel)
         self.shared_experts = shared
 
     def checkpoint_tensors(self, path: str) -> dict[str, Placement]:
         """Maps the two stacks."""
-        return {
-            f"{path}.input_linear.weight": Placement(self.gate_up_proj),
-            f"{path}.output_linear.weight": Placement(self.down_proj),
-        }
+        return self.stack_placements(f"{path}.input_linear.weight", f"{path}.output_linear.weight")
 
 
 class GraniteHybridLayer(SparseLayer):
@@ -60,15 +58,13 @@ class GraniteMambaLayer(Mamba2Layer, SparseLayer):
 
 
 def _feed_forward(config: ModelConfig) -> nn.Module:
-    width = config.tensor_parallel.even(config.intermediate_size)
-    fused = Linear(config.hidden_size, 2 * width.count)
-    if isinstance(config, SparseConfig):
-        shared = ExpertLayers(config.hidden_size, width, is_summed=False)
-        shared.gate_up_proj = fused
-        return _FusedExperts(config.moe, shared)
-    mlp = GatedMLP(config)
-    mlp.gate_up_proj = fused
-    return mlp
+    mlp = FusedGatedMLP(config)
+    if not isinstance(config, SparseConfig):
+        return mlp
+    parallel = config.tensor_parallel
+    shared = ExpertLayers(config.hidden_size, parallel.even(config.intermediate_size), is_summed=parallel.size > 1)
+    shared.gate_up_proj = mlp.gate_up_proj
+    return _FusedExperts(config.moe, parallel, shared)
 
 
 class GraniteMoeHybridForCausalLM(HybridModel):
@@ -85,6 +81,15 @@ class GraniteMoeHybridForCausalLM(HybridModel):
         ".mlp.gate.": ".block_sparse_moe.router.layer.",
         ".mlp.": ".block_sparse_moe.",
     }
+
+    @classmethod
+    def check_split(cls, config: ModelConfig) -> None:
+        """Raises ModelError if the ranks cannot share the model; its MLP computes every token beside experts, too."""
+        if (
+            obstacle := config.tensor_parallel.obstacle("shared_intermediate_size", config.intermediate_size)
+        ) is not None:
+            raise ModelError(f"{config.architecture}: {obstacle}.")
+        super().check_split(config)
 
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:

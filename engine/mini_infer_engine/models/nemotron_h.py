@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.nn import functional
 
+from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.json_fields import Fields
 from mini_infer_engine.config.model.model_config import ModelConfig, parse_activation, parse_decoder
 from mini_infer_engine.config.model.recurrence import Mamba2Spec, Mixer, mixers_by_layer, time_step_limits
@@ -14,7 +15,7 @@ from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.mlp import SquaredMLP
 from mini_infer_engine.layers.moe import MoESpec, SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
-from mini_infer_engine.layers.placement import Placement
+from mini_infer_engine.layers.placement import Part, Placement
 from mini_infer_engine.models.decoder import DecoderLayer
 from mini_infer_engine.models.deepseek_v2 import moe_spec
 from mini_infer_engine.models.mamba2_layer import Mamba2Layer
@@ -97,7 +98,7 @@ class _FeedForwardLayer(DecoderLayer):
     def make_mlp(self, config: ModelConfig, layer: int) -> SquaredMLP:
         """Returns an MLP."""
         del layer
-        return SquaredMLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        return SquaredMLP(config, config.intermediate_size)
 
     def forward(
         self, ops: Ops, state: ResidualState, attention: AttentionPass, next_norm: RMSNorm | None
@@ -129,9 +130,10 @@ class NemotronExperts(SparseMoE):
         """Maps each expert's two tensors to its part of the stacks."""
         assert self.correction is not None, "this architecture's routers have one"
         tensors = {f"{path}.gate.e_score_correction_bias": Placement(self.correction)}
-        for expert in range(self.spec.num_experts):
-            tensors[f"{path}.experts.{expert}.up_proj.weight"] = Placement(self.gate_up_proj[expert])
-            tensors[f"{path}.experts.{expert}.down_proj.weight"] = Placement(self.down_proj[expert])
+        rows, columns = (Part(dim, self.share) if self.is_summed else None for dim in (0, 1))
+        for here, expert in enumerate(self.local_experts):
+            tensors[f"{path}.experts.{expert}.up_proj.weight"] = Placement(self.gate_up_proj[here], part=rows)
+            tensors[f"{path}.experts.{expert}.down_proj.weight"] = Placement(self.down_proj[here], part=columns)
         return tensors
 
 
@@ -141,8 +143,8 @@ class NemotronSparseLayer(_FeedForwardLayer):
     def add_feed_forward(self, config: ModelConfig, layer: int) -> None:
         """Adds the experts and the MLP."""
         assert isinstance(config, NemotronConfig)
-        self.mlp = NemotronExperts(config.moe)
-        self.shared_experts = SquaredMLP(config.hidden_size, config.shared_size, bias=config.mlp_bias)
+        self.mlp = NemotronExperts(config.moe, config.tensor_parallel)
+        self.shared_experts = SquaredMLP(config, config.shared_size)
 
     def feed_forward(self, ops: Ops, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
         """Returns the residual state after both, which read the same norm."""
@@ -182,6 +184,15 @@ class NemotronHForCausalLM(HybridModel):
             return super().make_layer(config, layer)
         is_sparse = isinstance(config, SparseConfig) and layer in config.sparse_layers
         return (NemotronSparseLayer if is_sparse else _FeedForwardLayer)(config, layer)
+
+    @classmethod
+    def check_split(cls, config: ModelConfig) -> None:
+        """Raises ModelError if the ranks cannot share the model, the MLP beside experts included."""
+        if isinstance(config, NemotronConfig):
+            name = "moe_shared_expert_intermediate_size"
+            if (obstacle := config.tensor_parallel.obstacle(name, config.shared_size)) is not None:
+                raise ModelError(f"{config.architecture}: {obstacle}.")
+        super().check_split(config)
 
     def is_unused(self, checkpoint_name: str) -> bool:
         """True for the layers that predict several tokens, too: they are for speculation."""

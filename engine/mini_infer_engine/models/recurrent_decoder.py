@@ -4,6 +4,7 @@ from typing import ClassVar, cast
 
 from torch import Tensor
 
+from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.layers.attention import AttentionBlock
 from mini_infer_engine.layers.linear import Linear
@@ -11,6 +12,7 @@ from mini_infer_engine.layers.mlp import GatedMLP
 from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.layers.recurrent import RecurrentBlock
 from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel
+from mini_infer_engine.models.sparse_decoder import SparseConfig, with_split_experts
 from mini_infer_engine.ops.base import AttentionPass, Ops, RecurrentPass, ResidualState
 
 
@@ -60,6 +62,14 @@ class HybridModel(DecoderModel):
         assert config.mixers is not None, "a hybrid's config says where attention is"
         kind = cls.recurrent_layer_class if config.mixers[layer] == "recurrent" else cls.layer_class
         return kind(config, layer)
+
+    @classmethod
+    def check_split(cls, config: ModelConfig) -> None:
+        """Raises ModelError if the ranks cannot share the recurrent blocks, or what other decoders have."""
+        assert config.recurrence is not None, "a hybrid's config describes its recurrent blocks"
+        if (obstacle := config.recurrence.obstacle(config.tensor_parallel)) is not None:
+            raise ModelError(f"{config.architecture}: {obstacle}.")
+        super().check_split(with_split_experts(config) if isinstance(config, SparseConfig) else config)
 
     @property
     def attention_layers(self) -> list[AttentionBlock]:

@@ -39,6 +39,27 @@ def predicts_further(config: ModelConfig, checkpoint_name: str) -> bool:
     return found is not None and int(found[1]) >= config.num_layers
 
 
+def with_split_experts(config: SparseConfig) -> ModelConfig:
+    """Returns the config of what ranks share beside experts: without the width of plain MLPs if no layer has one.
+
+    Raises ModelError if the ranks cannot share the experts.
+    """
+    parallel, moe = config.tensor_parallel, config.moe
+    shares = {"the experts' intermediate size": moe.intermediate_size}
+    if parallel.whole_experts:
+        shares = {
+            "enable_expert_parallel: the number of experts": moe.num_experts,
+            "enable_expert_parallel: the shared experts' intermediate size": moe.shared_size,
+        }
+    shares["shared_expert_intermediate_size"] = moe.gated_shared_size
+    obstacles = [parallel.obstacle(name, value) for name, value in shares.items()] if config.sparse_layers else []
+    for obstacle in filter(None, obstacles):
+        raise ModelError(f"{config.architecture}: {obstacle}.")
+    if len(config.sparse_layers) < config.num_layers:
+        return config
+    return replace(config, intermediate_size=parallel.size)
+
+
 class SparseLayer(DecoderLayer):
     """Llama's layer, with a mixture where the config has one."""
 
@@ -62,21 +83,7 @@ class SparseModel(DecoderModel):
     def check_split(cls, config: ModelConfig) -> None:
         """Raises ModelError if the ranks cannot share the experts, or the plain MLPs where there are any."""
         assert isinstance(config, SparseConfig)
-        parallel, moe = config.tensor_parallel, config.moe
-        shares = {"the experts' intermediate size": moe.intermediate_size}
-        if parallel.whole_experts:
-            shares = {
-                "enable_expert_parallel: the number of experts": moe.num_experts,
-                "enable_expert_parallel: the shared experts' intermediate size": moe.shared_size,
-            }
-        obstacles = [parallel.obstacle(name, value) for name, value in shares.items()] if config.sparse_layers else []
-        for obstacle in filter(None, obstacles):
-            raise ModelError(f"{config.architecture}: {obstacle}.")
-        super().check_split(
-            config
-            if len(config.sparse_layers) < config.num_layers
-            else replace(config, intermediate_size=parallel.size)
-        )
+        super().check_split(with_split_experts(config))
 
     @classmethod
     def layer_weights(cls, config: ModelConfig) -> int:

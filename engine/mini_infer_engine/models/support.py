@@ -63,7 +63,7 @@ def supported_models() -> list[ModelSupport]:
             implementation="native",
             model_type=module,
             gpu="untested" if name in HYBRIDS or name in _INTERPRETED else "yes",
-            tensor_parallel=name not in HYBRIDS,
+            tensor_parallel=True,
             quantised=name not in _UNQUANTISED,
             gguf=name in in_gguf,
             speculation=_speculation(name),

@@ -61,7 +61,7 @@ def calibration_rows(directory: Path) -> Tensor | None:
 
 
 def calibrates(model: DecoderModel) -> bool:
-    """Returns True if its layers can run here: they all attend over keys and values, and there is one pipeline stage."""
+    """Returns True if its layers can run here: all attend over keys and values, and there is one pipeline stage."""
     config = model.config
     if config.stage.size > 1 or config.recurrence is not None:
         return False

@@ -120,7 +120,10 @@ def plan_memory(
     else:
         needs = _measure(worker, kind, settings, page_size, kv_cache)
         kv_bytes, available = _kv_bytes(worker.device, settings, before, sum(needs))
-    slots = state_slots(worker.state_bytes, kv_bytes, settings) if kv_cache.state_group is not None else NO_SLOTS
+    slots = NO_SLOTS
+    if kv_cache.state_group is not None:
+        own = state_slots(worker.state_bytes, kv_bytes, settings)
+        slots = StateSlots(own.slot_bytes, smallest(own.num_sequences), smallest(own.num_checkpoints))
     pages = smallest(pages_for(kv_bytes, page_bytes, available, slots.num_bytes))
     longest = worker.config.max_position_embeddings
     most_tokens = kv_cache.most_tokens(pages, page_size, settings.chunk_tokens)

@@ -24,7 +24,7 @@ from tests.support.integer_checkpoints import quantize_folder as quantize_intege
 from tests.support.mixed_checkpoints import Group
 from tests.support.mixed_checkpoints import quantize_folder as quantize_mixed
 from tests.support.parallel_asks import GREEDY, PROMPTS, SAMPLING_PARAMS, SHARED, results_of, small_llm
-from tests.support.tiny_models import DEEPSEEK, DEEPSEEK_V3, save_tiny_model
+from tests.support.tiny_models import DEEPSEEK, DEEPSEEK_V3, GATED_DELTA, GATED_MOE, save_tiny_model
 
 
 def _engine(folder: Path | str, size: int, **settings: Any) -> LLM:
@@ -94,6 +94,18 @@ def test_ranks_compute_the_text_of_one_process_when_their_cache_is_latents_or_kv
     search = BeamSearchParams(beam_width=3, max_tokens=8)
     beams = [llm.beam_search([{"prompt_token_ids": PROMPTS[0]}], search)[0].sequences for llm in (alone, group)]
     assert [beam.tokens for beam in beams[1]] == [beam.tokens for beam in beams[0]]
+
+
+def test_ranks_compute_the_text_of_one_process_when_layers_have_a_recurrent_state(tmp_path: Path) -> None:
+    """In chunks, and from checkpoints of each rank's own states."""
+    save_tiny_model(tmp_path, "qwen3_next", **GATED_DELTA | GATED_MOE)
+    alone, group = (_engine(tmp_path, size, max_num_batched_tokens=32) for size in (1, 2))
+    assert results_of(group, PROMPTS, SAMPLING_PARAMS) == results_of(alone, PROMPTS, SAMPLING_PARAMS)
+    followed = [[*SHARED, *prompt] for prompt in PROMPTS]
+    for prompts in (followed[:1], followed):
+        found = results_of(group, prompts, GREEDY)
+        assert found == results_of(alone, prompts, GREEDY)
+    assert all(num_cached >= 32 for _, num_cached in found)
 
 
 def test_tensor_parallel_text_equals_one_process_for_mixed_quantisation(tmp_path: Path) -> None:

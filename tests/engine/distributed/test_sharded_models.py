@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -13,11 +14,13 @@ from safetensors.torch import load_file, save_file
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.options.settings import EngineSettings
+from mini_infer_engine.config.parallelism.tensor_parallel import TensorParallel
 from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.distributed.group_layers import GroupLayers
 from mini_infer_engine.kv_transfer.layout import layout_refusal
 from mini_infer_engine.layers.latent_attention import LatentAttention
 from mini_infer_engine.models.decoder import DecoderModel
+from mini_infer_engine.models.registry import model_class, read_config
 from mini_infer_engine.runtime.model_runner import ModelRunner
 from tests.engine.models.test_models import VARIANTS
 from tests.support import fp4_checkpoints, fp8_checkpoints
@@ -34,6 +37,10 @@ CHOSEN = [
     "deepseek-v2-lite", "deepseek-v2", "deepseek-v2-dense", "deepseek-v3", "deepseek-v3-halves", "gpt-oss",
     "glm", "glm4", "glm4-moe", "glm4-moe-air", "minimax-m2", "minimax-m2-one-kv-head",
     "gemma4", "gemma4-inputs", "gemma4-moe",
+]  # fmt: skip
+HYBRIDS = [
+    "qwen3-next", "qwen3.5", "granite-hybrid", "granite-hybrid-moe", "nemotron-h", "nemotron-3", "nemotron-3-latent",
+    "lfm2", "lfm2-biased", "lfm2-moe",
 ]  # fmt: skip
 
 
@@ -65,6 +72,68 @@ def test_tensor_parallel_logits_equal_one_process(variant: str, size: int, tmp_p
     architecture, changes = VARIANTS[variant]
     save_tiny_model(tmp_path, architecture, **changes)
     _check(tmp_path, size)
+
+
+@pytest.mark.parametrize("variant", HYBRIDS)
+def test_tensor_parallel_logits_equal_one_process_when_layers_have_a_recurrent_state(
+    variant: str, tmp_path: Path
+) -> None:
+    """Ranks have heads, groups and channels of the recurrences."""
+    architecture, changes = VARIANTS[variant]
+    save_tiny_model(tmp_path, architecture, **changes)
+    _check(tmp_path, 2)
+
+
+def test_ranks_have_the_group_of_their_heads_when_there_are_fewer_groups_than_ranks(tmp_path: Path) -> None:
+    architecture, changes = VARIANTS["granite-hybrid"]
+    save_tiny_model(tmp_path, architecture, **changes | {"mamba_n_groups": 1})
+    _check(tmp_path, 2)
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes"),
+    [
+        ("qwen3-next", {"num_experts": 8}),
+        ("granite-hybrid-moe", {"num_local_experts": 8, "mamba_n_groups": 1}),
+        ("nemotron-3", {"n_routed_experts": 8}),
+    ],
+)
+def test_expert_parallel_logits_equal_one_process_when_layers_have_a_recurrent_state(
+    variant: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    architecture, common = VARIANTS[variant]
+    save_tiny_model(tmp_path, architecture, **common | changes)
+    _check(tmp_path, 2, enable_expert_parallel=True)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_experts_that_a_checkpoint_stores_as_stacks_are_sharded(whole: bool, tmp_path: Path) -> None:
+    architecture, changes = VARIANTS["qwen3.5-moe"]
+    model = save_tiny_model(tmp_path, architecture, **changes)
+    tensors = load_file(tmp_path / "model.safetensors")
+    stacked = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    stacked |= {name: tensor for name, tensor in model.state_dict().items() if ".experts." in name}
+    save_file(stacked, tmp_path / "model.safetensors")
+    _check(tmp_path, 2, enable_expert_parallel=whole)
+
+
+@pytest.mark.parametrize(
+    ("variant", "named"),
+    [
+        ("qwen3-next", "linear_num_key_heads = 2"),
+        ("granite-hybrid", "number of Mamba heads = 8"),
+        ("nemotron-h", "number of Mamba heads = 8"),
+        ("lfm2", "channels of the convolution = 64"),
+    ],
+)
+def test_a_start_is_refused_by_name_when_ranks_cannot_share_a_recurrence(
+    variant: str, named: str, tmp_path: Path
+) -> None:
+    architecture, changes = VARIANTS[variant]
+    save_tiny_model(tmp_path, architecture, **changes)
+    config = replace(read_config(tmp_path), tensor_parallel=TensorParallel(0, 3))
+    with pytest.raises(ModelError, match=f"{named} cannot be split"):
+        model_class(config.architecture).check_split(config)
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -330,7 +330,6 @@ def test_the_list_of_hybrids_is_that_of_the_models_with_recurrent_layers() -> No
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"tensor_parallel_size": 2}, "cpu", "tensor_parallel_size"),
     ({"pipeline_parallel_size": 2}, "cpu", "pipeline_parallel_size"),
     ({"speculative_method": "ngram"}, "cpu", "speculative_method"),
     ({"speculative_model": "a smaller one"}, "cpu", "speculative_method"),

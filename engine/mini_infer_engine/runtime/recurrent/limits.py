@@ -31,8 +31,6 @@ def _gpu_obstacle(config: ModelConfig, device_type: str) -> str | None:
 
 def _obstacle(settings: EngineSettings, *, moves_kv: bool) -> str | None:
     """Returns the option that recurrent layers do not support, with the reason and the remedy, or None."""
-    if settings.tensor_parallel_size > 1:
-        return "tensor_parallel_size: ranks cannot share them yet: leave it out"
     if settings.pipeline_parallel_size > 1:
         return "pipeline_parallel_size: stages cannot share them yet: leave it out"
     if speculation_of(settings) is not None:
