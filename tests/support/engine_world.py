@@ -252,6 +252,10 @@ class World:
         read = {state.source for state in states if state.source is not None}
         assert not read.intersection(written)
         assert manager.checkpoints.num_in_use == len(read) + len(written)
+        waiting = [one for one in self.engine.scheduler.waiting if one.host_pages]
+        assert {*manager._swapped_states} == {*waiting}
+        swapped = [*manager._swapped_states.values(), *(one.host_state for one in states if one.host_state is not None)]
+        assert len({*swapped}) == len(swapped) == self.runner.swap_space.num_states - manager.host_states.num_free
 
     def _check_events(self) -> None:
         for event in self.engine.take_events():

@@ -137,7 +137,11 @@ class FakeRunner:
         self._histories: list[list[int]] = [[] for _ in range(max_num_seqs)]
         """Of each slot: the tokens that whatever guesses knows."""
         self.num_pages = num_pages
-        self.swap_space = SwapSpace(num_host_pages, swap_s_per_token=1.0, compute_s_per_token=3.0)
+        num_host_states = 2 if num_host_pages and kv_cache.state_group is not None else 0
+        self.swap_space = SwapSpace(
+            num_host_pages, swap_s_per_token=1.0, compute_s_per_token=3.0, num_states=num_host_states
+        )
+        self._host_states: list[int | None] = [None] * num_host_states
         self._host_cells: list[list[int | None]] = [[None] * page_size for _ in range(num_host_pages)]
         self.page_size = page_size
         self.references: list[int] | None = None
@@ -172,6 +176,10 @@ class FakeRunner:
             self._host_cells[swap.host_page] = list(self._cells[swap.device_page])
         for swap in batch.transfers.swap_in:
             self._cells[swap.device_page] = list(self._host_cells[swap.host_page])
+        for state in batch.transfers.states_out:
+            self._host_states[state.host_state] = self._states[state.slot]
+        for state in batch.transfers.states_in:
+            self._states[state.slot] = self._host_states[state.host_state]
         for copy in batch.transfers.copies:
             self._cells[copy.target] = self._cells[copy.source][: copy.tokens] + [None] * (self.page_size - copy.tokens)
         for chunk in batch.catch_up:

@@ -119,15 +119,30 @@ class PageSwap:
     host_page: int
 
 
+@dataclass(slots=True, frozen=True)
+class StateSwap:
+    """Instruction to copy the recurrent state of a slot, in all layers, between the device and main memory."""
+
+    slot: int
+    host_state: int
+
+
 @dataclass(slots=True)
 class Transfers:
-    """Page copies that run before a pass computes: first those to main memory, then those from it, then those on the
+    """Copies that run before a pass computes: first those to main memory, then those from it, then those on the
     device.
     """
 
     swap_out: list[PageSwap] = field(default_factory=list)
     swap_in: list[PageSwap] = field(default_factory=list)
     copies: list[PageCopy] = field(default_factory=list)
+    states_out: list[StateSwap] = field(default_factory=list)
+    states_in: list[StateSwap] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there is nothing to copy."""
+        return not (self.swap_out or self.swap_in or self.copies or self.states_out or self.states_in)
 
 
 @dataclass(slots=True)
@@ -207,6 +222,10 @@ class SwapSpace:
     """Seconds to copy one token's keys and values out and in again."""
     compute_s_per_token: float
     """Seconds to recompute one token's keys and values in a prefill chunk."""
+    num_states: int = 0
+    """Recurrent states of preempted sequences for which there is room, if layers have such states."""
+    swap_s_per_state: float = 0.0
+    """Seconds to copy the recurrent state of one sequence out and in again."""
 
 
 NO_SWAP = SwapSpace(0, 0.0, 0.0)

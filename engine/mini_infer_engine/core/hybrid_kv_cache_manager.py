@@ -235,6 +235,7 @@ def make_kv_cache_manager(
             runner.kv_cache.num_checkpoints,
             enable_caching=enable_caching,
             record_events=record_events,
+            swap_space=runner.swap_space,
         )
     if runner.kv_cache.is_uniform:
         return KVCacheManager(

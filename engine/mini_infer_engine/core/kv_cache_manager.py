@@ -252,7 +252,8 @@ class KVCacheManager:
         """
         tokens, space = sequence.num_computed, self._swap_space
         num_pages = self.pool.pages_for(tokens)
-        costs_more = tokens * space.compute_s_per_token > 2 * tokens * space.swap_s_per_token
+        swap_s = tokens * space.swap_s_per_token + space.swap_s_per_state
+        costs_more = tokens * space.compute_s_per_token > 2 * swap_s
         if not costs_more or not tokens or num_pages > self.host_pages.num_free:
             return False
         sequence.host_pages = [self.host_pages.allocate() for _ in range(num_pages)]

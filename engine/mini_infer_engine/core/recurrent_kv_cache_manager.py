@@ -1,9 +1,9 @@
 """Manages pages and checkpoints where some layers have a recurrent state, such as Mamba's or a gated delta net's.
 
-The state of a running sequence is at its slot in the runner, begins as zeros with its first token and ends with it, so
-that a preempted sequence is recomputed. A prefix is hit where the attention layers have all of its pages and there is a
-checkpoint of the state after it. Passes run in the order of their launch: a checkpoint that a launched pass reads may
-be overwritten by a later one.
+The state of a running sequence is at its slot in the runner, begins as zeros with its first token and ends with it. A
+preempted sequence is recomputed, or its state is swapped to main memory with its pages. A prefix is hit where the
+attention layers have all of its pages and there is a checkpoint of the state after it. Passes run in the order of their
+launch: a checkpoint that a launched pass reads may be overwritten by a later one.
 
 Checkpoints are taken at the last whole page of a prompt and at the ends of its chunks, at the last whole page that a
 running sequence has computed, and where a prompt leaves a cached one: prompts that share a beginning, such as a system
@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
-from mini_infer_engine.core.batch import Row
+from mini_infer_engine.core.batch import NO_SWAP, Row, StateSwap, SwapSpace
+from mini_infer_engine.core.block_store import BlockStore
 from mini_infer_engine.core.kv_cache_manager import KVCacheManager
+from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.prefix_cache import MISS, Hit
 from mini_infer_engine.core.sequence import Sequence
 from mini_infer_engine.core.state_checkpoints import StateCheckpoints
@@ -34,10 +36,12 @@ class _SequenceState:
     """The number of blocks and the slot of each checkpoint that launched passes write, and that has no key yet."""
     newest: bytes | None = None
     """The key of the last checkpoint that was taken while it decoded: the next one replaces it."""
+    host_state: int | None = None
+    """The state in main memory that is copied to its slot before its next row."""
 
 
 class RecurrentKVCacheManager(KVCacheManager):
-    """A `KVCacheManager` of one KV group with pages, beside layers with a recurrent state. It swaps nothing."""
+    """A `KVCacheManager` of one KV group with pages, beside layers with a recurrent state."""
 
     def __init__(
         self,
@@ -47,12 +51,25 @@ class RecurrentKVCacheManager(KVCacheManager):
         *,
         enable_caching: bool = True,
         record_events: bool = True,
+        swap_space: SwapSpace = NO_SWAP,
     ) -> None:
         """Creates a pool of free pages and of unused checkpoints. Without checkpoints no prefix can be resumed, and
         nothing is cached.
         """
         enable_caching = enable_caching and num_checkpoints > 0
-        super().__init__(num_pages, page_size, enable_caching=enable_caching, record_events=record_events)
+        super().__init__(
+            num_pages,
+            page_size,
+            enable_caching=enable_caching,
+            record_events=record_events,
+            swap_space=swap_space,
+        )
+        self.host_states: BlockStore = PageAllocator(swap_space.num_states, BLOCK_SIZE_TOKENS)
+        """Room for states of preempted sequences in main memory."""
+        self._swapped_states: dict[Sequence, int] = {}
+        """The states of swapped sequences, by their place in main memory."""
+        self._states_out: list[StateSwap] = []
+        """States that the next launched pass copies out before it computes."""
         self.checkpoints = StateCheckpoints(num_checkpoints)
         self._blocks_per_page = page_size // BLOCK_SIZE_TOKENS
         self._states: dict[Sequence, _SequenceState] = {}
@@ -73,15 +90,19 @@ class RecurrentKVCacheManager(KVCacheManager):
     def allocate_slots(self, step: Step, sequence: Sequence, hit: Hit, *, num_headroom_tokens: int) -> bool:
         """Allocates pages for a waiting sequence, and retains the checkpoint from which it resumes."""
         num_shared = super().get_computed_blocks(sequence).num_tokens
+        host_state = self._swapped_states.get(sequence)
         if not super().allocate_slots(step, sequence, hit, num_headroom_tokens=num_headroom_tokens):
             return False
         source = self.checkpoints.acquire(sequence.key(hit.num_tokens // BLOCK_SIZE_TOKENS - 1)) if hit.pages else None
-        self._states[sequence] = _SequenceState(source, num_shared - num_shared % self.page_size)
+        num_shared -= num_shared % self.page_size
+        self._states[sequence] = _SequenceState(source, num_shared, host_state=host_state)
         return True
 
     def complete(self, step: Step) -> None:
         """Adds the checkpoints that rows read and write to the rows of a pass that will be launched."""
         super().complete(step)
+        transfers = step.batch.transfers
+        transfers.states_out, self._states_out = self._states_out, []
         read = []  # they are released after the last row: none of this pass's rows may write to them
         for row, sequence in zip(step.batch.rows, step.sequences, strict=True):
             state = self._states[sequence]
@@ -89,6 +110,10 @@ class RecurrentKVCacheManager(KVCacheManager):
                 row.state_source = state.source
                 read.append(state.source)
                 state.source = None
+            if state.host_state is not None:
+                transfers.states_in.append(StateSwap(row.slot, state.host_state))
+                self.host_states.release(state.host_state)  # nothing is written there before this pass has read it
+                state.host_state = None
             if self.is_caching:
                 row.checkpoints = tuple(self._reserve(row, sequence, state))
         for slot in read:
@@ -132,6 +157,30 @@ class RecurrentKVCacheManager(KVCacheManager):
         if state is not None:
             for slot in [slot for _, slot in state.written] + ([] if state.source is None else [state.source]):
                 self.checkpoints.release(slot)
+            if state.host_state is not None:
+                self.host_states.release(state.host_state)
+
+    def swap_out(self, sequence: Sequence) -> bool:
+        """Has the next pass copy pages and state of a sequence to main memory, if there is room and recomputing would
+        cost more. Returns False if it does not.
+        """
+        state = self._states[sequence]
+        has_state = state.source is None and state.host_state is None  # at its slot: a row of it was launched
+        if not has_state or not self.host_states.num_free or not super().swap_out(sequence):
+            return False
+        host_state = self._swapped_states[sequence] = self.host_states.allocate()
+        self._states_out.append(StateSwap(sequence.slot, host_state))
+        return True
+
+    def _swap_in(self, step: Step, sequence: Sequence) -> None:
+        del self._swapped_states[sequence]  # the state is copied by the pass with the sequence's next row
+        super()._swap_in(step, sequence)
+
+    def free_host_pages(self, sequence: Sequence) -> None:
+        """Frees the main memory of a sequence, and that of its state unless that is still to be copied."""
+        super().free_host_pages(sequence)
+        if (host_state := self._swapped_states.pop(sequence, None)) is not None:
+            self.host_states.release(host_state)
 
     def reset_prefix_cache(self) -> None:
         """Forgets all cached blocks and checkpoints."""

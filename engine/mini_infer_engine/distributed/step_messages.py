@@ -86,9 +86,8 @@ class StepWriter:
         pages: dict[int, list[int]] = {}
         more_pages: dict[int, list[list[int]]] = {}
         rows = [self._packed(row, pages, more_pages) for row in batch.rows]
-        moves = batch.transfers
-        has_moves = bool(moves.swap_out or moves.swap_in or moves.copies)
-        return Launch(rows, batch.num_decodes, pages, more_pages, moves if has_moves else None, batch.waits_for_masks)
+        moves = None if batch.transfers.is_empty else batch.transfers
+        return Launch(rows, batch.num_decodes, pages, more_pages, moves, batch.waits_for_masks)
 
     def _packed(self, row: Row, pages: dict[int, list[int]], more_pages: dict[int, list[list[int]]]) -> int | Row:
         slot, needed = row.slot, (row.start + row.count - 1) // self._page_size + 1

@@ -197,8 +197,12 @@ def swap_space_of(worker: ModelWorker, pool: KVPool) -> SwapSpace:
     is_gpu = worker.device.type == "cuda"
     bytes_per_token = pool.spec.page_bytes / pool.spec.page_size
     parameters = sum(parameter.numel() for parameter in worker.model.parameters())
+    bytes_per_s = _GPU_LINK_BYTES_PER_S if is_gpu else _CPU_COPY_BYTES_PER_S
+    states = pool.states
     return SwapSpace(
         num_pages=len(pool.host_pages),
-        swap_s_per_token=bytes_per_token / (_GPU_LINK_BYTES_PER_S if is_gpu else _CPU_COPY_BYTES_PER_S),
+        swap_s_per_token=bytes_per_token / bytes_per_s,
         compute_s_per_token=2 * parameters / (_GPU_FLOPS_PER_S if is_gpu else _CPU_FLOPS_PER_S),
+        num_states=0 if states is None else len(states.host_states[0]),
+        swap_s_per_state=0.0 if states is None else states.spec.slot_bytes / bytes_per_s,
     )

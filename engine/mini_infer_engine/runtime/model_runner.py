@@ -34,6 +34,7 @@ from mini_infer_engine.runtime.memory.mixed_limits import check_mixed_heads
 from mini_infer_engine.runtime.memory.page_count import available_memory, check_swap
 from mini_infer_engine.runtime.memory.quantized_pool import make_pool
 from mini_infer_engine.runtime.memory.state_pool import StatePool
+from mini_infer_engine.runtime.memory.state_slots import host_states_in
 from mini_infer_engine.runtime.memory_plan import MemoryInUse, plan_memory, swap_space_of
 from mini_infer_engine.runtime.recurrent.limits import check_recurrent, request_obstacle
 from mini_infer_engine.runtime.worker import ModelWorker
@@ -182,12 +183,14 @@ def make_runner(
     spec = worker.kv_spec(page_size, kv_cache)
     check_swap(settings.kv_swap_memory, available_memory())
     # Ranks that have other layers have other pages.
-    host_pages = group.smallest(group.share_of(settings.kv_swap_memory) // spec.page_bytes)
+    swap_bytes = group.share_of(settings.kv_swap_memory)
+    host_states = group.smallest(host_states_in(swap_bytes, plan.slots.slot_bytes))
+    host_pages = group.smallest((swap_bytes - host_states * plan.slots.slot_bytes) // spec.page_bytes)
     is_shared = settings.kv_transport == "shm"
     pool = make_pool(spec, plan.num_pages, worker.device, host_pages, is_shared=is_shared, kv_cache=kv_cache)
     pool.hidden = worker.hidden_pages(page_size, plan.num_pages, host_pages)
     if (state_spec := worker.model.state_spec(worker.dtype)) is not None:
-        pool.states = StatePool(state_spec, plan.slots, worker.device)
+        pool.states = StatePool(state_spec, plan.slots, worker.device, host_states)
     memory = DeviceMemory(worker.device)
     memory.own(MemoryTag.WEIGHTS, worker.weight_tensors())
     memory.own(MemoryTag.KV_CACHE, [pool.storage] if pool.hidden is None else [pool.storage, pool.hidden.pages])

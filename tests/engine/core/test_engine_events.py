@@ -39,7 +39,7 @@ RECURRENT = {
     "num_checkpoints": (1, 2, 5, 40),
     "page_size": (16, 16, 16, 32),
     "spare_pages": (0, 1, 8, 40),
-    "num_host_pages": (0,),
+    "num_host_pages": (0, 2, 40),
     "speculative_method": (None,),
     "pipeline_parallel_size": (1,),
 }

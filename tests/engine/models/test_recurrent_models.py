@@ -21,6 +21,7 @@ from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.request import SamplingParams as CoreSampling
 from mini_infer_engine.models.recurrent_decoder import HybridModel
 from mini_infer_engine.models.registry import MODELS, model_class, read_config
+from mini_infer_engine.runtime import memory_plan
 from mini_infer_engine.runtime.model_runner import ModelRunner, load_runner
 from mini_infer_engine.runtime.recurrent.limits import check_recurrent
 from tests.engine.models.test_models import TOLERANCE, VARIANTS
@@ -157,6 +158,32 @@ def test_text_is_that_of_a_large_pool_when_sequences_are_preempted(model: tuple[
         )
         assert generate(small, prompts, length=length - 20) == expected
         assert small.stats().preemptions
+
+
+@pytest.mark.parametrize("caching", [False, True])
+def test_text_is_that_of_a_large_pool_when_states_are_swapped(
+    model: tuple[Path, Any], caching: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_plan, "_CPU_FLOPS_PER_S", 1.0)  # recomputing a token costs more than any copy
+    prompts = [[(place * 5 + index) % 190 + 5 for place in range(20)] for index in range(6)]
+    _, runner = make_engine(model[0], enable_prefix_caching=False)
+    state, page = runner.worker.state_bytes, runner.worker.page_bytes(16, runner.kv_cache)
+    num_pages = state // page + 4
+    length = num_pages * 16
+    roomy, _ = make_engine(model[0], enable_prefix_caching=False, max_model_len=length)
+    expected = generate(roomy, prompts, length=length - 20)
+    small, _ = make_engine(
+        model[0],
+        max_model_len=length,
+        kv_cache_memory=12 * state + 13 * page,
+        enable_prefix_caching=caching,
+        max_num_seqs=6,
+        kv_swap_memory=20 * state,
+    )
+    assert generate(small, prompts, length=length - 20) == expected
+    assert small.scheduler.kv_cache.num_swaps
+    with pytest.raises(ModelError, match="kv_swap_memory"):
+        make_engine(model[0], kv_swap_memory=state)
 
 
 def test_prompts_resume_from_the_longest_checkpoint_when_they_share_a_beginning(model: tuple[Path, Any]) -> None:
@@ -333,7 +360,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"pipeline_parallel_size": 2}, "cpu", "pipeline_parallel_size"),
     ({"speculative_method": "ngram"}, "cpu", "speculative_method"),
     ({"speculative_model": "a smaller one"}, "cpu", "speculative_method"),
-    ({"kv_swap_memory": 1_000}, "cpu", "kv_swap_memory"),
     ({}, "cpu", "transfer_port"),
 ]
 
@@ -368,8 +394,8 @@ def test_a_start_on_a_gpu_is_allowed_with_and_without_graphs(model: tuple[Path, 
 
 
 def test_a_start_checks_options_before_weights_are_read(model: tuple[Path, Any]) -> None:
-    with pytest.raises(ModelError, match="kv_swap_memory"):
-        make_engine(model[0], kv_swap_memory=1_000_000)
+    with pytest.raises(ModelError, match="pipeline_parallel_size"):
+        make_engine(model[0], pipeline_parallel_size=2)
 
 
 def test_a_draft_with_recurrent_state_is_refused(model: tuple[Path, Any], tmp_path: Path) -> None:

@@ -106,6 +106,8 @@ class KVPool:
 
     def swap(self, transfers: Transfers) -> None:
         """Queues copies to main memory and from there."""
+        if self.states is not None:
+            self.states.swap(transfers)
         for swap in transfers.swap_out:
             self.host_pages[swap.host_page].copy_(self.storage[swap.device_page], non_blocking=True)
         for swap in transfers.swap_in:

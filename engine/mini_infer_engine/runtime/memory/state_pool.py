@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mini_infer_engine.core.batch import Row
+from mini_infer_engine.core.batch import Row, Transfers
 from mini_infer_engine.models.state_spec import STATE_DTYPE, StateSpec
 from mini_infer_engine.runtime.memory.state_slots import StateSlots
 from mini_infer_engine.runtime.memory.zero_memory import zeros
@@ -17,7 +17,8 @@ from mini_infer_engine.runtime.memory.zero_memory import zeros
 class StatePool:
     """The slots of recurrent state of one engine."""
 
-    def __init__(self, spec: StateSpec, slots: StateSlots, device: torch.device) -> None:
+    def __init__(self, spec: StateSpec, slots: StateSlots, device: torch.device, num_host_states: int = 0) -> None:
+        """Allocates the slots, and room for `num_host_states` of preempted sequences in main memory."""
         self.spec, self.slots = spec, slots
         num_slots = slots.num_sequences + slots.num_checkpoints
         sizes = (num_slots, spec.num_layers)
@@ -25,6 +26,11 @@ class StatePool:
         """The last inputs of each convolution, the latest at the end: [slots, layers, channels, width]."""
         self.states = zeros((*sizes, *spec.state_shape), STATE_DTYPE, device)
         """The states: [slots, layers, *state_shape]."""
+        on_gpu = device.type == "cuda"
+        self.host_states = [
+            torch.empty((num_host_states, *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=on_gpu)
+            for tensor in self.tensors
+        ]
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -34,6 +40,15 @@ class StatePool:
     def checkpoint_slot(self, checkpoint: int) -> int:
         """Returns the slot of a checkpoint."""
         return self.slots.num_sequences + checkpoint
+
+    def swap(self, transfers: Transfers) -> None:
+        """Queues copies of states to main memory and from there."""
+        for swap in transfers.states_out:
+            for tensor, host in zip(self.tensors, self.host_states, strict=True):
+                host[swap.host_state].copy_(tensor[swap.slot], non_blocking=True)
+        for swap in transfers.states_in:
+            for tensor, host in zip(self.tensors, self.host_states, strict=True):
+                tensor[swap.slot].copy_(host[swap.host_state], non_blocking=True)
 
     def resume(self, rows: Sequence[Row]) -> None:
         """Brings the states before these rows to the slots of their sequences: checkpoints, or zeros at the begin."""

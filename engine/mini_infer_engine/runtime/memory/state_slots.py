@@ -55,3 +55,18 @@ def state_slots(slot_bytes: int, kv_bytes: int, settings: ResolvedSettings) -> S
     if not num_checkpoints:
         log.warning("prefix caching is off: kv_cache_memory has no room for a checkpoint of recurrent state")
     return StateSlots(slot_bytes, num_sequences, num_checkpoints)
+
+
+def host_states_in(swap_bytes: int, slot_bytes: int) -> int:
+    """Returns the states of preempted sequences that half of the main memory for swapping has; pages get the rest.
+
+    Raises ModelError if it is too little for one.
+    """
+    if not swap_bytes or not slot_bytes:
+        return 0
+    if not (count := swap_bytes // 2 // slot_bytes):
+        raise ModelError(
+            f"kv_swap_memory = {swap_bytes:,} bytes on each rank: the recurrent state of one sequence takes "
+            f"{slot_bytes:,} bytes, and states get half of this memory: set at least {2 * slot_bytes:,}."
+        )
+    return count

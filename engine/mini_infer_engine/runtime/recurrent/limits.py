@@ -35,10 +35,6 @@ def _obstacle(settings: EngineSettings, *, moves_kv: bool) -> str | None:
         return "pipeline_parallel_size: stages cannot share them yet: leave it out"
     if speculation_of(settings) is not None:
         return "speculative_method: their state cannot go back behind rejected tokens yet: leave it out"
-    if settings.kv_swap_memory:
-        return (
-            "kv_swap_memory: their state is not copied to main memory yet: leave it out, and sequences are recomputed"
-        )
     if moves_kv:
         return "transfer_port: their state is not sent to other engines yet: leave it out"
     return None
