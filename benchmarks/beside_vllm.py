@@ -6,6 +6,7 @@
 
 Groups, with random weights:
 - ranks:MODEL:N+vllmN: our engine and vLLM with so many tensor-parallel ranks; the loads of tensor_parallel.py.
+- offline:MODEL:GB: our engine and vLLM with a KV cache of so many GB each; W1, time between tokens, first tokens.
 - latent: DeepSeek-V2-Lite's shape, both engines from one checkpoint; W1, time between tokens, first tokens.
 - speculation:METHOD+METHOD:P+P: a 7B shape with a draft of 0.5B's, a head (vLLM's is one of EAGLE-3) or prompt look-up
   (ngram), of whose guesses a share of P is right, and without guesses; tokens a second at batch 1, 8 and 32, by
@@ -44,7 +45,7 @@ from common.together import Start, Together
 _KV_TOKENS = 280_000
 """Of every engine that runs W1."""
 _LATENT = "deepseek-v2-lite"
-_LATENT_LOADS = ("w1", "itl", "ttft")
+_OFFLINE_LOADS = ("itl", "ttft", "w1")
 _BATCHES = [1, 8, 32]
 _SPECULATION = "speculation "
 _WITHOUT = f"{_SPECULATION}without "
@@ -86,6 +87,16 @@ def ranks(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke: boo
     return starts
 
 
+def offline(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke: bool) -> dict[str, Start]:
+    """Both with memory for keys, values and recurrent states that fits beside other engines."""
+    model, gigabytes = group.arguments
+    folder = str(model_folder(engines.SMOKE_MODEL if smoke else model, root))
+    settings = {"max_num_seqs": 256} | engines.share_of_gpu(int(float(gigabytes) * 1e9))
+    settings |= engines.SMOKE_SETTINGS if smoke else {}
+    arguments = (folder, settings, smoke, None, *_OFFLINE_LOADS)
+    return {f"{model}, {engine}": (one_round, (engine, *arguments)) for engine in ("ours", "vllm")}
+
+
 def latent(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke: bool) -> dict[str, Start]:
     """Both from one checkpoint."""
     model = engines.SMOKE_MODEL if smoke else _LATENT
@@ -93,7 +104,7 @@ def latent(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke: bo
     stack.enter_context(shared_checkpoint(folder, written, None, budget))
     settings: dict[str, Any] = {"max_num_seqs": 512} | engines.share_of_gpu(_KV_TOKENS * kv_bytes_per_token(folder))
     settings |= (engines.SMOKE_SETTINGS if smoke else {}) | {"load_format": "auto"}
-    arguments = (str(written), settings, smoke, None, *_LATENT_LOADS)
+    arguments = (str(written), settings, smoke, None, *_OFFLINE_LOADS)
     return {f"{model}, {engine}": (one_round, (engine, *arguments)) for engine in ("ours", "vllm")}
 
 
@@ -161,7 +172,7 @@ def quantized(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke:
     return starts
 
 
-STARTS = {"ranks": ranks, "latent": latent, "speculation": speculating, "quantized": quantized}
+STARTS = {"ranks": ranks, "offline": offline, "latent": latent, "speculation": speculating, "quantized": quantized}
 
 
 def on_gpu(gpu: int, num_gpus: int, function: Callable[..., Iterator[Figures]], *arguments: Any) -> Iterator[Figures]:

@@ -1,7 +1,6 @@
 """Defines the layers of Qwen3-Next and Qwen3.5: gated delta nets, and attention whose output a gate weighs."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -18,7 +17,6 @@ from mini_infer_engine.layers.head_order import reordered
 from mini_infer_engine.layers.linear import Linear, PackedLinear
 from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
-from mini_infer_engine.layers.placement import Placement
 from mini_infer_engine.layers.recurrent import RecurrentBlock
 from mini_infer_engine.layers.rotary import rotary_order
 from mini_infer_engine.models.causal_model import StoredWeights
