@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mini_infer_engine.kernels.gemm.grouped_weight import dequantized_groups, ordered_for_mx_experts, packed_pairs
-from mini_infer_engine.kernels.gemm.mx_order import GROUP_COLUMNS, mx_ordered, mx_scales, mx_unordered
+from mini_infer_engine.kernels.gemm.mx_order import FACTOR_OF_SCALE, GROUP_COLUMNS, mx_ordered, mx_scales, mx_unordered
 from tests.support.grouped_weights import random_weight
 
 SIGNS, NUMBERS = 0x80008000, 0x01C001C0
@@ -32,11 +32,16 @@ def test_the_order_is_undone_when_values_are_ordered(shape: tuple[int, ...]) -> 
     assert torch.equal(mx_unordered(mx_ordered(values)), values)
 
 
-def test_rows_of_scales_are_aligned_when_groups_are_odd() -> None:
-    scales = torch.arange(90, dtype=torch.uint8).view(2, 45)
-    padded = mx_scales(scales)
-    assert padded.shape == (2, 48)
-    assert torch.equal(padded[:, :45], scales)
+def test_factors_are_scales_in_aligned_rows_when_groups_are_odd() -> None:
+    exponents = torch.arange(28, 155, dtype=torch.uint8)[None].repeat(2, 1)
+    factors = mx_scales(exponents)
+    assert factors.shape == (2, 128)
+    assert torch.equal(factors[:, :127].double() / FACTOR_OF_SCALE, torch.exp2(exponents.double() - 127))
+
+
+def test_factors_are_limited_when_scales_have_none() -> None:
+    least, largest = mx_scales(torch.tensor([[0, 254]], dtype=torch.uint8))[0, :2].double() / FACTOR_OF_SCALE
+    assert (least, largest) == (2.0**-99, 2.0**27)
 
 
 def test_a_stack_dequantises_to_the_same_when_it_is_ordered() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mini_infer_engine.kernels.gemm.mx_order import GROUP_COLUMNS, mx_ordered, mx_scales, mx_unordered
+from mini_infer_engine.kernels.gemm.mx_order import FACTOR_OF_SCALE, GROUP_COLUMNS, mx_ordered, mx_scales, mx_unordered
 
 Kind = Literal["int8", "fp8", "int4", "fp4", "mxfp4"]
 """mxfp4: 4-bit floats in the order of `mx_order`, with a power of two for 32 columns; `moe.mx_experts` reads them."""
@@ -30,7 +30,9 @@ class GroupedWeight:
     values: Tensor
     """Values [..., N, K] int8 or float8 e4m3fn, or [..., N, (K + 1) // 2] uint8, the earlier column in the low half."""
     scales: Tensor
-    """Scales: [..., N, groups] floats, or uint8 if they are powers of two (E8M0: 2 ** (byte - 127))."""
+    """Scales: [..., N, groups] floats, or uint8 if they are powers of two (E8M0: 2 ** (byte - 127)); of the kind mxfp4
+    they are those of `mx_order.mx_scales`.
+    """
     k: int
     group: int
     """Columns that share a scale; 0: the whole row."""
@@ -120,6 +122,8 @@ def dequantized_groups(weight: GroupedWeight) -> Tensor:
     """Dequantises to fp32 [..., N, K], columns in x's order, by plain torch: the reference for tests of kernels."""
     values = _wide(weight)
     scales = scales_as_floats(weight.scales)
+    if weight.kind == "mxfp4":
+        scales = scales / FACTOR_OF_SCALE
     if weight.zeros is None:
         made = values * _by_column(scales, weight)
     elif weight.zeros.is_floating_point():

@@ -12,6 +12,11 @@ GROUP_COLUMNS = 32
 GROUP_WORDS = GROUP_COLUMNS // 4
 _PLACES = ((15, 6), (12, 3), (14, 9), (13, 0))
 """For each of a word's four columns the place of its sign, and of the lowest of its other bits."""
+_EXPONENT_STEPS = 100
+_LEAST_EXPONENT, _LARGEST_EXPONENT = 128 - _EXPONENT_STEPS, 254 - _EXPONENT_STEPS
+FACTOR_OF_SCALE = 2.0**_EXPONENT_STEPS
+VALUE_UNIT = 2.0**126
+"""Values are widened to their 2 ** -126th part, of which factors undo what they can without an overflow."""
 
 
 def mx_ordered(values: Tensor) -> Tensor:
@@ -23,8 +28,12 @@ def mx_ordered(values: Tensor) -> Tensor:
 
 
 def mx_scales(scales: Tensor) -> Tensor:
-    """Pads the scales of a row, uint8 [..., groups], to a multiple of 16 bytes, so that rows are aligned."""
-    return functional.pad(scales, (0, -scales.shape[-1] % 16))
+    """Returns factors of widened values, bf16 [..., groups], from exponents (E8M0), uint8; rows are padded to 16 bytes.
+
+    A factor is the scale times `FACTOR_OF_SCALE`. Scales between 2 ** -99 and 2 ** 27 are exact; others are limited.
+    """
+    bits = (scales.to(torch.int16).clamp(_LEAST_EXPONENT, _LARGEST_EXPONENT) + _EXPONENT_STEPS) << 7
+    return functional.pad(bits.view(torch.bfloat16), (0, -scales.shape[-1] % 8))
 
 
 def _ordered(values: Tensor) -> Tensor:

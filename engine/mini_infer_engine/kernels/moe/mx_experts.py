@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight
-from mini_infer_engine.kernels.gemm.mx_order import GROUP_COLUMNS, GROUP_WORDS
+from mini_infer_engine.kernels.gemm.mx_order import FACTOR_OF_SCALE, GROUP_COLUMNS, GROUP_WORDS, VALUE_UNIT
 from mini_infer_engine.kernels.moe.gated import gated
 from mini_infer_engine.kernels.moe.grouped_gemm import tile_of
 from mini_infer_engine.kernels.moe.route import Routing
@@ -49,12 +49,7 @@ values, their second ones, and so on.
 """
 _GROUP: tl.constexpr = tl.constexpr(GROUP_COLUMNS)
 _WORDS: tl.constexpr = tl.constexpr(GROUP_WORDS)
-_SCALE_STEPS: tl.constexpr = tl.constexpr(100)
-"""Added to a scale's exponent for bf16: widened values are the weights times 2 ** -26."""
-_LEAST_SCALE: tl.constexpr = tl.constexpr(28)
-_LARGEST_SCALE: tl.constexpr = tl.constexpr(154)
-"""Scales between 2 ** -99 and 2 ** 27 are exact; others are limited to these."""
-_UNIT: tl.constexpr = tl.constexpr(2.0**26)
+_UNIT: tl.constexpr = tl.constexpr(VALUE_UNIT / FACTOR_OF_SCALE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +126,17 @@ def _mx_experts(
         in_row = word < row_words - start
         packed = tl.load(values_at + start, mask=inside[:, None] & in_row[None, :], other=0)
         in_groups = group < groups - start // _WORDS
-        exponent = tl.load(scales_at + start // _WORDS, mask=inside[:, None] & in_groups[None, :], other=_LEAST_SCALE)
+        factors = tl.load(scales_at + start // _WORDS, mask=inside[:, None] & in_groups[None, :], other=0.0)
         of_x = has_row[:, None] & in_row[None, :]
         x0 = tl.load(sources + 4 * start, mask=of_x, other=0.0)
         x1 = tl.load(sources + 4 * start + _WORDS, mask=of_x, other=0.0)
         x2 = tl.load(sources + 4 * start + 2 * _WORDS, mask=of_x, other=0.0)
         x3 = tl.load(sources + 4 * start + 3 * _WORDS, mask=of_x, other=0.0)
-        limited = tl.minimum(tl.maximum(exponent.to(tl.int32), _LEAST_SCALE), _LARGEST_SCALE)
-        scale = ((limited + _SCALE_STEPS) << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)
-        scale = tl.broadcast_to(scale[:, :, None], (BLOCK_N, BLOCK_WORDS // _WORDS, _WORDS))
+        factors = tl.broadcast_to(factors[:, :, None], (BLOCK_N, BLOCK_WORDS // _WORDS, _WORDS))
         w0, w1, w2, w3 = tl.inline_asm_elementwise(
             _WIDEN,
             "=&r,=&r,=&r,=&r,r,r",
-            [packed, tl.reshape(scale, (BLOCK_N, BLOCK_WORDS))],
+            [packed, tl.reshape(factors, (BLOCK_N, BLOCK_WORDS))],
             dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
             is_pure=True,
             pack=2,
