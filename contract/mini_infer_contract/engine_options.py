@@ -98,6 +98,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     from a local folder."""
     hf_overrides: Annotated[str | None, _model(unit="JSON", default_text="none")] = None
     """A JSON object whose values replace those of config.json; objects in it are merged."""
+    limit_mm_per_prompt: Annotated[str | None, _model(unit="JSON", default_text="999 images")] = None
+    """Most images of a prompt, as {"image": 4}; with 0 the vision encoder is not loaded. Inputs of other kinds are not
+    served."""
     load_format: Annotated[Literal["auto", "safetensors", "dummy"], _model()] = "auto"
     """auto, safetensors: the model's weights; dummy: random ones, for benchmarks, where only config.json is needed."""
     attention_backend: Annotated[Literal["auto", "torch", "flash", "triton"], _batching()] = "auto"
@@ -170,6 +173,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Main memory for pages of preempted sequences, used where copying costs less than recomputing."""
     gpu_memory_utilization: Annotated[float, _batching(unit="SHARE", low=0, low_is_allowed=False, high=1)] = 0.9
     """Share of a GPU's memory for weights, activations and the page pool, whatever others there use."""
+    mm_encoder_cache_tokens: Annotated[int, _batching(unit="TOKENS", low=1, high=_MOST_TOKENS)] = 16_384
+    """Embeddings of images that the device retains, so that an image is encoded once; also the most of one image."""
     enable_prefix_caching: Annotated[bool, _batching()] = True
     """Prompts share the KV pages of equal beginnings."""
     disable_hybrid_kv_cache_manager: Annotated[bool, Option(group=BATCHING)] = False

@@ -33,7 +33,8 @@ def make_runner(settings: EngineSettings, group: RankGroup = ALONE_IN_GROUP) -> 
     """With kernels, or with torch on the same device where `attention_backend` says so."""
     kind = TorchExecutor if settings.attention_backend == "torch" else CudaExecutor
     directory = Path(settings.model)
-    return model_runner.make_runner(settings, read_config(directory), directory, kind, group)
+    config = read_config(directory, reads_images=True)
+    return model_runner.make_runner(settings, config, directory, kind, group)
 
 
 def make_engine(settings: EngineSettings, runner: ModelRunner, eos: tuple[int, ...] = ()) -> Engine:

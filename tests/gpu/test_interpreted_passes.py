@@ -21,8 +21,10 @@ pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.communication.rank_group import ALONE_IN_GROUP, RankGroup
 from mini_infer_engine.core.batch import Batch, PageCopy, Row, TokenMasks, Transfers
+from mini_infer_engine.core.encoder_cache import EncoderCacheManager
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.grammars.matcher import mask_of
+from mini_infer_engine.core.images import PromptImages
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.kernels.all_reduce import overlapped_sum
@@ -71,7 +73,15 @@ from tests.support.tiny_models import (
     sampled,
     save_tiny_model,
 )
+from tests.support.vision_models import (
+    Family,
+    expected_logits,
+    prompt_with_images,
+    random_image,
+    save_vision_model,
+)
 
+LAYER_TYPES = {"gemma3": ["sliding_attention", "full_attention"]}
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="runs under TRITON_INTERPRET=1 without a GPU only")
 TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
 
@@ -172,6 +182,46 @@ def test_passes_equal_transformers(
     assert run(*decodes, *prompts, num_decodes=2) == [best[32], best[12], best[17], None]
     beside = [Row(5, 13, 1, None, others, GREEDY, output_index=2), prompt(1, 18, 20, third)]
     assert run(*beside, num_decodes=1) == [best[13], best[37]]
+
+
+@pytest.mark.parametrize(("family", "decodes_beside"), [("qwen2_5_vl", 0), ("qwen3_vl", 4), ("gemma3", 4)])
+def test_logits_equal_transformers_when_prompts_have_images(
+    tmp_path: Path, interpreted: Callable[..., ModelRunner], family: Family, decodes_beside: int
+) -> None:
+    """Chunks with images run kernel by kernel; the text after them and the decode rows are replayed."""
+    model = save_vision_model(tmp_path, family, num_hidden_layers=2, layer_types=LAYER_TYPES.get(family))
+    runner = interpreted(decodes_beside=decodes_beside)
+    parts = (4, random_image(family, 1, (4, 4)), 3, random_image(family, 2, (4, 8)), 20)
+    token_ids, inputs = prompt_with_images(family, parts)
+    expected = expected_logits(model, family, token_ids, inputs)
+    assert runner.config.vision is not None
+    images, encoder_cache = PromptImages.of(inputs, runner.config.vision), EncoderCacheManager(100, 100)
+    pages, best = PageDealer(runner).table(80), expected.argmax(-1).tolist()
+
+    def chunk_of(start: int, end: int, **fields: Any) -> Batch:
+        batch, row = Batch([], 0), chunk(3, token_ids, start, end - start, pages, **fields)
+        encoder_cache.take(batch, row, images)
+        batch.rows.append(row)
+        return batch
+
+    cut, length = images.rows[0].end + 2, len(token_ids)
+    whole = torch.cat([runner.logits(chunk_of(0, cut)), runner.logits(chunk_of(cut, length))])
+    assert (whole - expected).abs().max() <= 3e-4
+    for start, end in ((0, cut), (cut, length - 4), (length - 4, length - 3)):
+        assert sampled(runner.collect(runner.launch(chunk_of(start, end, sampling=GREEDY)))) == [best[end - 1]]
+    for index in range(3):
+        row = Row(3, length - 3 + index, 1, None, pages, GREEDY, output_index=index + 1)
+        row.position_offset = images.position_offset
+        assert sampled_by_tokens(runner, row, token_ids) == [best[length - 3 + index]]
+
+
+def sampled_by_tokens(runner: ModelRunner, row: Row, token_ids: list[int]) -> list[int | None]:
+    """Launches a decode row that goes on with its token of `token_ids`, whatever was sampled before."""
+    assert isinstance(runner.executor, CudaExecutor)
+    state = runner.executor.state.state
+    state.last_tokens[row.slot] = token_ids[row.start]
+    assert state.positions[row.slot] == row.position
+    return sampled(runner.collect(runner.launch(Batch([row], 1))))
 
 
 RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {

@@ -1,7 +1,8 @@
 """docs/models.md out of the architectures that are tested: `python -m tests.support.models_page > docs/models.md`."""
 
-from mini_infer_engine.config.model.architectures import HYBRIDS
+from mini_infer_engine.config.model.architectures import HYBRIDS, TEXT_PARTS
 from mini_infer_engine.config.model.transformers_architectures import REFUSED
+from mini_infer_engine.config.model.vision import FAMILIES
 from mini_infer_engine.models.support import ModelSupport, supported_models
 
 _HEAD = """\
@@ -43,6 +44,12 @@ are CUDA graphs and passes with prompts are launched kernel by kernel. Quantised
 rounded, as those of other decoders ([test_quantized_hybrids.py](../tests/engine/models/test_quantized_hybrids.py));
 experts that a checkpoint stores as one tensor, or that have no gates, are rounded by `--quantization` alone. What
 hybrids do not go with yet is refused by its name at the start.
+"""
+_IMAGES = """\
+These models read images, too ([ADR 64](adr/0064-images.md)). Their decoder is one of the files above, their encoder
+transformers'. Logits and greedy texts equal those of transformers on random tiny models, chunked, cached, batched,
+preempted and on two ranks ([test_vision_models.py](../tests/engine/models/test_vision_models.py)).
+`--limit-mm-per-prompt '{"image": 0}'` leaves the encoder out.
 """
 _THROUGH = """\
 ## Through transformers
@@ -105,6 +112,10 @@ def page() -> str:
             _HYBRID,
             f"| architecture | file | {_HEADING}\n{_RULE}",
             *hybrids,
+            "",
+            _IMAGES,
+            "| architecture | decoder |\n|---|---|",
+            *(f"| `{name}` | `{TEXT_PARTS[name]}` |" for name in FAMILIES),
             "",
             _THROUGH,
             f"| architecture | `model_type` | {_HEADING}\n{_RULE}",

@@ -184,7 +184,7 @@ class ThreadGroup:
         defaults = {"device": "cpu", "kv_cache_memory": 16_000_000, "max_num_seqs": 16}
         defaults |= {"disable_hybrid_kv_cache_manager": True}  # rows that tests write have one page table
         engine_settings = EngineSettings(model=str(directory), **(defaults | settings))
-        config = read_config(directory, engine_settings.model_impl)
+        config = read_config(directory, engine_settings.model_impl, reads_images=True)
 
         def make(rank: int) -> ModelRunner:
             stage, place = divmod(rank, size)

@@ -251,7 +251,7 @@ def tiny_runner(directory: Path, **settings: Any) -> ModelRunner:
     defaults = {"device": "cpu", "kv_cache_memory": 16_000_000, "max_num_seqs": 16}
     defaults |= {"disable_hybrid_kv_cache_manager": True}
     engine_settings = EngineSettings(model=str(directory), **(defaults | settings))
-    return make_runner(engine_settings, read_config(directory), directory, TorchExecutor)
+    return make_runner(engine_settings, read_config(directory, reads_images=True), directory, TorchExecutor)
 
 
 def sampled(result: PassResult) -> list[int | None]:

@@ -108,15 +108,22 @@ _CONFIGS: dict[Family, dict[str, Any]] = {
 }
 
 
-def save_vision_model(directory: Path, family: Family, **text_config: Any) -> Any:
-    """Saves a random fp32 model of `family` and returns it; `text_config` replaces fields of its text model's config.
+def config_of(family: Family) -> dict[str, Any]:
+    """Returns the config.json of a family's tiny model."""
+    return {**_CONFIGS[family], "architectures": [CLASSES[family]]}
 
-    Its ids are `IMAGE_TOKEN`, `VISION_START` and `VISION_END`. There is neither a tokenizer nor an image processor.
+
+def save_vision_model(directory: Path, family: Family, **text_config: Any) -> Any:
+    """Saves a random fp32 model of `family` and returns it.
+
+    Values of `text_config` that are not None replace fields of its text model's config. The ids are `IMAGE_TOKEN`,
+    `VISION_START` and `VISION_END`. There is neither a tokenizer nor an image processor.
     """
     torch.manual_seed(7)
     made = _CONFIGS[family]
     model_class = getattr(transformers, CLASSES[family])
-    config = model_class.config_class(**{**made, "text_config": made["text_config"] | text_config})
+    changes = {name: value for name, value in text_config.items() if value is not None}
+    config = model_class.config_class(**{**made, "text_config": made["text_config"] | changes})
     config._attn_implementation = "eager"
     model = model_class(config).eval()
     with torch.no_grad():
@@ -220,7 +227,12 @@ def expected_text(
     """Returns the greedy output tokens of transformers' `generate`."""
     with torch.inference_mode():
         made = model.generate(
-            **model_inputs(family, token_ids, images), max_new_tokens=count, min_new_tokens=count, do_sample=False
+            **model_inputs(family, token_ids, images),
+            max_new_tokens=count,
+            min_new_tokens=count,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
         )
     found: list[int] = made[0, len(token_ids) :].tolist()
     return found

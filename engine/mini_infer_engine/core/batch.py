@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from mini_infer_engine.config.model.kv_groups import KVCacheConfig
+from mini_infer_engine.core.images import EncoderWork, RowImage
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.result import PassResult
 
@@ -82,13 +83,15 @@ class Row(msgspec.Struct, gc=False):
     """
     checkpoints: Sequence[tuple[int, int]] = ()
     """Pairs (tokens, checkpoint): after so many of the new tokens the recurrent state is copied to that checkpoint."""
+    images: Sequence[RowImage] = ()
+    """Images that have some of the new tokens, whose embeddings take the place of those of their placeholders."""
     position_offset: int = 0
     """The new tokens' position in the text less their cache index. It is zero while all tokens before them are in the
     cache.
 
     Rotary embedding and everything else that depends on the text uses positions; pages, attention and its masks use
     cache indexes. So a sliding window counts cached tokens: it equals one of positions as long as all tokens within it
-    are cached.
+    are cached. In a row with `images` it is that of a token after the new ones.
     """
 
     @property
@@ -165,6 +168,8 @@ class Batch:
     """Known tokens of sequences that the draft has not seen yet. It reads them before the pass; nothing is sampled for
     them.
     """
+    encoder: EncoderWork | None = None
+    """What the vision encoder does before the pass; None if it has nothing to do."""
     report_layers: "Callable[[LayerProgress], None] | None" = None
     """Set if keys and values go to another engine layer by layer. A runner that can report its progress by layer calls
     it before it launches the pass.

@@ -17,14 +17,17 @@ import msgspec
 
 from mini_infer_contract.blocks import root_key
 from mini_infer_contract.events import BlockStored, KVEvent, LoadReport
+from mini_infer_engine.config.model.vision import VisionConfig
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.config.options.speculation import speculation_of
 from mini_infer_engine.core.batch import Runner, RunnerLostError
 from mini_infer_engine.core.beam_search.group import BeamGroup, request_of_beams, rules_of
 from mini_infer_engine.core.constraints import NO_GUESSES, Constraints, NoConstraints, has_constrained_rows
+from mini_infer_engine.core.encoder_cache import EncoderCacheManager
 from mini_infer_engine.core.grammars.compiler import GrammarCompiler
 from mini_infer_engine.core.guarded_connector import FAULT, GuardedConnector
 from mini_infer_engine.core.hybrid_kv_cache_manager import make_kv_cache_manager
+from mini_infer_engine.core.images import NO_IMAGES, PromptImages, images_fault
 from mini_infer_engine.core.kv_transfer import KVConnector, LayerProgress, NotReceived, Received
 from mini_infer_engine.core.output_processor import OutputProcessor
 from mini_infer_engine.core.prefill_rate import PrefillRate
@@ -79,9 +82,10 @@ class Engine:
         record_events: bool = True,
         grammars: GrammarCompiler | None = None,
         chunk_alignment: int = 1,
+        vision: VisionConfig | None = None,
     ) -> None:
         """Creates an engine without requests. `grammars` is None without a tokenizer: then no output can be
-        constrained.
+        constrained. `vision` is None if the runner reads text alone.
 
         Prompts are cut into chunks at multiples of `chunk_alignment` tokens.
         """
@@ -114,7 +118,11 @@ class Engine:
             speculation=self._speculation,
             num_stages=settings.pipeline_parallel_size,
             chunk_alignment=chunk_alignment,
+            encoder_cache=EncoderCacheManager(settings.mm_encoder_cache_tokens, token_budget),
         )
+        self._vision = vision
+        self._longest_block = min(chunk_limit, token_budget - settings.max_num_seqs + 1)
+        """Most tokens that a chunk cannot divide: there is room for them beside the decode rows of all others."""
         self._runner = runner
         self._num_stages = settings.pipeline_parallel_size
         self._depth = settings.step_depth + self._num_stages - 1
@@ -172,7 +180,10 @@ class Engine:
             request = request_of_beams(request, rules)
         if refusal := self._runner.refuses(request):
             raise ValueError(refusal)
-        if request.kv_source is not None and self._transfers.refuses(request):
+        images = NO_IMAGES
+        if request.images:
+            images = self._images(request)
+        if request.kv_source is not None and (images or self._transfers.refuses(request)):
             request = msgspec.structs.replace(request, kv_source=None)
         sequence = Sequence(
             request,
@@ -182,7 +193,8 @@ class Engine:
             last_position=min(num_prompt + max_tokens, self._max_model_len) - 2,
             stops=stops,
             suppressed=tuple(sorted(stops)) if sampling.min_tokens else (),
-            speculates=self._speculation.speculates(request),
+            speculates=not images and self._speculation.speculates(request),
+            images=images,
             targets=NO_TARGETS if is_for_peer else request.targets.or_defaults(self._default_targets),
         )
         self._arrivals += 1
@@ -216,6 +228,27 @@ class Engine:
             raise ValueError(f"{sampling.grammar.param} needs a tokenizer, and this engine runs without: leave it out")
         if sampling.grammar is not None and request.beam_search is not None:
             raise ValueError(f"{sampling.grammar.param} does not go with use_beam_search: leave out one of them")
+
+    def _images(self, request: Request) -> PromptImages:
+        """Returns the images of a prompt. Raises ValueError if they cannot be read."""
+        if self._vision is None:
+            raise ValueError("images: this engine reads text alone: leave them out")
+        fault = images_fault(request.prompt_token_ids, request.images, self._vision)
+        if fault is not None:
+            raise ValueError(f"images of request {request.request_id!r}: {fault}")
+        images = PromptImages.of(request.images, self._vision)
+        capacity = self.scheduler.encoder_cache.capacity
+        if (largest := max(images.longest_block(), *(image.num_tokens for image in images.rows))) > capacity:
+            raise ValueError(
+                f"images: one has {largest} tokens, and this engine reads {capacity} at most "
+                "(--mm-encoder-cache-tokens): send a smaller image"
+            )
+        if images.longest_block() > self._longest_block:
+            raise ValueError(
+                f"images: {images.longest_block()} tokens must be computed in one pass, and there is room for "
+                f"{self._longest_block} beside all sequences: raise --max-num-batched-tokens"
+            )
+        return images
 
     def abort(self, request_id: str) -> None:
         """Drops a request within two steps, in a pipeline within two for each stage. No output reports it.
@@ -514,8 +547,7 @@ class Engine:
 
     def _unwind(self, step: Step) -> None:
         """Releases what a pass that will not be committed has pinned, and what it was to copy to main memory."""
-        self.scheduler.ended(step)
-        self.scheduler.kv_cache.drop_swapped(step)
+        self.scheduler.failed(step)
         for sequence in step.sequences:
             sequence.in_flight -= 1
             if sequence.is_leaving and not sequence.in_flight:

@@ -42,4 +42,6 @@ def beam_row(sequence: Sequence) -> Row:
     """
     start, request = sequence.num_computed, sequence.request
     token_ids, output_index = sequence.token_ids[start:], start + 1 - sequence.num_prompt
-    return Row(sequence.slot, start, 1, token_ids, sequence.pages, request.sampling, request.noise_seed, output_index)
+    row = Row(sequence.slot, start, 1, token_ids, sequence.pages, request.sampling, request.noise_seed, output_index)
+    row.position_offset = sequence.images.position_offset
+    return row

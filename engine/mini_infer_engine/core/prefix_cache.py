@@ -274,5 +274,5 @@ def chains(blocks: Iterable[Block]) -> list[BlockStored]:
 def block_of(sequence: Sequence, index: int, group: int = 0) -> Block:
     """Returns a block that is in no page yet."""
     keys, start = sequence.keys, index * BLOCK_SIZE_TOKENS
-    tokens = sequence.token_ids[start : start + BLOCK_SIZE_TOKENS].tobytes()
+    tokens = sequence.key_ids(start, start + BLOCK_SIZE_TOKENS).tobytes()
     return Block(group, keys[index], keys[index - 1] if index else None, tokens, sequence.request.cache_salt, [])

@@ -16,6 +16,7 @@ from operator import attrgetter
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_engine.core.batch import Row
+from mini_infer_engine.core.encoder_cache import EncoderCacheManager
 from mini_infer_engine.core.kv_cache_manager import KVCacheManager
 from mini_infer_engine.core.pass_plan import PassPlan
 from mini_infer_engine.core.pipeline_schedule import NoPipelineTurns, PipelineSchedule
@@ -56,6 +57,7 @@ class Scheduler:
         speculation: SpeculationPlanner | NoSpeculation | None = None,
         num_stages: int = 1,
         chunk_alignment: int = 1,
+        encoder_cache: EncoderCacheManager | None = None,
     ) -> None:
         """Creates a scheduler for passes through a pipeline of `num_stages` stages.
 
@@ -63,6 +65,7 @@ class Scheduler:
         prompt.
         """
         self.kv_cache = kv_cache
+        self.encoder_cache = EncoderCacheManager(0, 0) if encoder_cache is None else encoder_cache
         self.policy = policy
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -245,6 +248,12 @@ class Scheduler:
         if sequence.num_computed >= sequence.next_block_end:
             self.kv_cache.cache_blocks(sequence)
 
+    def failed(self, step: Step) -> None:
+        """Records that a pass has failed, as `ended` does, and forgets what it may have computed besides."""
+        self.ended(step)
+        self.encoder_cache.reset()
+        self.kv_cache.drop_swapped(step)
+
     def ended(self, step: Step) -> None:
         """Records that a launched pass is committed or has failed. Call it before any of its sequences leaves."""
         self.kv_cache.release_sources(step)
@@ -269,9 +278,11 @@ class Scheduler:
                 continue
             request, output_index = sequence.request, start + 1 - sequence.num_prompt
             row = Row(sequence.slot, start, 1, None, sequence.pages, request.sampling, request.noise_seed, output_index)
-            if sequence.excludes_tokens:
-                row.suppressed_token_ids = sequence.suppressed_at(output_index - sequence.num_uncertain)
-                row.banned = sequence.banned(start + 1)
+            if sequence.is_special:
+                row.position_offset = sequence.images.position_offset
+                if sequence.excludes_tokens:
+                    row.suppressed_token_ids = sequence.suppressed_at(output_index - sequence.num_uncertain)
+                    row.banned = sequence.banned(start + 1)
             rows.append(row)
             sequences.append(sequence)
             sequence.num_computed = start + 1
@@ -398,6 +409,10 @@ class Scheduler:
         """
         start = sequence.num_computed
         count = min(sequence.num_prefill - start, plan.token_budget, self._chunk_limit)
+        if sequence.images:
+            count = self.encoder_cache.most_tokens(plan.step.batch, sequence, count)
+            if not count:
+                return
         if self._chunk_alignment > 1:
             count = self._aligned(sequence, count, is_alone=not plan.step.batch.rows)
             if not count:
@@ -411,7 +426,10 @@ class Scheduler:
                 return
         if self.kv_cache.is_caching:
             plan.filled_blocks.add(sequence, start)
-        plan.add(sequence, chunk_row(sequence, count))
+        row = chunk_row(sequence, count)
+        if sequence.images:
+            self.encoder_cache.take(plan.step.batch, row, sequence.images)
+        plan.add(sequence, row)
 
     def _aligned(self, sequence: Sequence, count: int, *, is_alone: bool) -> int:
         """Returns how many of the next `count` tokens make an aligned chunk. One that is alone in its pass is never

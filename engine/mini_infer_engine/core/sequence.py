@@ -7,6 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, SPAN_SIZE_TOKENS, block_keys
+from mini_infer_engine.core.images import NO_IMAGES, PromptImages, key_ids
 from mini_infer_engine.core.request import NO_TARGETS, FinishReason, KVSource, LatencyTargets, Request
 
 if TYPE_CHECKING:  # with numpy and llguidance, which the HTTP process needs not for its counters
@@ -77,6 +78,10 @@ class Sequence:
     num_prompt: int = field(init=False)
     excludes_tokens: bool = field(init=False)
     """True if some tokens may not be chosen at some positions, which `suppressed_at` and `banned` report."""
+    is_special: bool = field(init=False)
+    """True if its decode rows have more than those of most sequences: excluded tokens, or shifted positions."""
+    images: PromptImages = NO_IMAGES
+    """The images of its prompt."""
     num_expected_cached: int | None = None
     """Tokens in the prefix cache when a load report first looked, while it waits. Only load reports use it."""
     num_cached: int | None = None
@@ -144,6 +149,7 @@ class Sequence:
         self.num_prompt = len(self.token_ids)
         self.token_ids.extend(self.request.resumed_token_ids)
         self.excludes_tokens = bool(self.suppressed or self.request.sampling.bad_words_token_ids)
+        self.is_special = self.excludes_tokens or bool(self.images)
         self.kv_source = self.request.kv_source
 
     def __copy__(self) -> "Sequence":
@@ -208,7 +214,12 @@ class Sequence:
 
     def first_key(self) -> bytes:
         """Returns the first block's key without computing the others: a lookup of a new prompt needs no more."""
-        return block_keys(self.token_ids[:BLOCK_SIZE_TOKENS], self.root)[0]
+        return block_keys(self.key_ids(0, BLOCK_SIZE_TOKENS), self.root)[0]
+
+    def key_ids(self, start: int, end: int) -> "array[int]":
+        """Returns the token ids of this range as block keys have them, with words of images for their placeholders."""
+        token_ids = self.token_ids[start:end]
+        return key_ids(token_ids, start, self.images.inputs) if self.images else token_ids
 
     @property
     def lacks_keys(self) -> bool:
@@ -224,7 +235,7 @@ class Sequence:
         """
         start = len(self.keys) * BLOCK_SIZE_TOKENS
         parent = self.keys[-1] if self.keys else self.root
-        self.keys += block_keys(self.token_ids[start : start + (num_tokens or max(SPAN_SIZE_TOKENS, start))], parent)
+        self.keys += block_keys(self.key_ids(start, start + (num_tokens or max(SPAN_SIZE_TOKENS, start))), parent)
 
     @property
     def may_hit(self) -> bool:

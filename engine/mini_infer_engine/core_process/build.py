@@ -13,6 +13,7 @@ from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.json_fields import Fields
 from mini_infer_engine.config.options.hf_overrides import parse_hf_overrides
+from mini_infer_engine.config.options.media_limits import DEFAULT_MOST_IMAGES, parse_most_images
 from mini_infer_engine.config.options.settings import EngineSettings, num_ranks
 from mini_infer_engine.config.options.speculation import speculation_of
 from mini_infer_engine.config.pooling.pooler_config import PoolerConfig
@@ -134,6 +135,7 @@ def _build_real(
         record_events=record_events,
         grammars=_grammars(settings, assets, config.vocab_size, config.eos_token_ids),
         chunk_alignment=BLOCK_SIZE_TOKENS if layout.scale_bytes else 1,  # cuts like those of the prefix cache alone
+        vision=config.vision,
     )
     model = _model_info(runner, runner.max_model_len, config.vocab_size)
     if not runner.kv_cache.is_uniform:
@@ -151,6 +153,10 @@ def _build_real(
     model = msgspec.structs.replace(model, kernels=kernels, hidden_size=config.hidden_size, revision=revision)
     model = msgspec.structs.replace(model, device_memory=runner.memory.bytes_by_tag(), model_impl=config.model_impl)
     model = msgspec.structs.replace(model, pooler=config.pooler)
+    if config.vision is not None:
+        most = parse_most_images(settings.limit_mm_per_prompt)
+        most = DEFAULT_MOST_IMAGES if most is None else most
+        model = msgspec.structs.replace(model, vision=config.vision.family, max_images=most)
     return BuiltEngine(engine, model, revision, runner.kv_memory(), runner.open_transport)
 
 

@@ -78,6 +78,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Root of the keys of cached blocks (contract.blocks.root_key)."""
     hidden_size: int = 0
     """Width of the model's hidden states."""
+    vision: str = ""
+    """Family of the vision encoder (`config.model.vision.VisionFamily`); empty if the model reads text alone."""
+    max_images: int = 0
+    """Most images of a prompt (`--limit-mm-per-prompt`)."""
     pooler: PoolerConfig = LAST_TOKEN
     """The pooler of a model, which computes the result of a pooling request."""
     output_room: int = 1

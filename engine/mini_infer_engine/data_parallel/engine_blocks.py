@@ -4,6 +4,7 @@ Blocks are named by the engines' own hashes: all engines of a server run the sam
 prefixes. Pure: no sockets, no clock.
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -12,16 +13,21 @@ from msgspec.structs import replace
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys, root_key
 from mini_infer_contract.events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent, wire_hash
+from mini_infer_engine.core.images import key_ids
+from mini_infer_engine.core.request import ImageInput
 
 _root_key = lru_cache(maxsize=1024)(root_key)
 
 
-def prompt_hashes(token_ids: Sequence[int], revision: str, salt: str) -> list[int]:
+def prompt_hashes(token_ids: Sequence[int], revision: str, salt: str, images: Sequence[ImageInput] = ()) -> list[int]:
     """Returns the names of the full blocks from which a prompt can be served. Its last token must be
     computed anyway.
     """
     whole = (len(token_ids) - 1) // BLOCK_SIZE_TOKENS * BLOCK_SIZE_TOKENS
-    return [wire_hash(key) for key in block_keys(token_ids[:whole], _root_key(revision, "", salt))]
+    token_ids = token_ids[:whole]
+    if images:
+        token_ids = key_ids(array("I", token_ids), 0, images)
+    return [wire_hash(key) for key in block_keys(token_ids, _root_key(revision, "", salt))]
 
 
 class EngineBlocks:

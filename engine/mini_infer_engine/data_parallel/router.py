@@ -60,7 +60,9 @@ class EngineRouter:
         tokens = request.prompt_token_ids
         if request.resumed_token_ids:
             tokens = [*tokens, *request.resumed_token_ids]
-        hashes = prompt_hashes(tokens, revision, request.cache_salt) if self._caches_prefixes else []
+        hashes: list[int] = []
+        if self._caches_prefixes:
+            hashes = prompt_hashes(tokens, revision, request.cache_salt, request.images)
         candidates = [self._candidate(engine, hashes) for engine in range(len(self._work))]
         chosen = choose_engine(len(tokens), candidates, self._rotation)
         if chosen is None:

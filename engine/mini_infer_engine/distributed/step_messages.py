@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from mini_infer_engine.core.batch import Batch, Row, TokenMasks, Transfers
+from mini_infer_engine.core.images import EncoderWork
 from mini_infer_engine.kv_transfer.transport import TransportChoice
 
 
@@ -30,6 +31,7 @@ class Launch(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """The same pages in each of the other KV groups."""
     transfers: Transfers | None = None
     waits_for_masks: bool = False
+    encoder: EncoderWork | None = None
 
 
 class Sample(msgspec.Struct, frozen=True, tag=True):
@@ -87,7 +89,7 @@ class StepWriter:
         more_pages: dict[int, list[list[int]]] = {}
         rows = [self._packed(row, pages, more_pages) for row in batch.rows]
         moves = None if batch.transfers.is_empty else batch.transfers
-        return Launch(rows, batch.num_decodes, pages, more_pages, moves, batch.waits_for_masks)
+        return Launch(rows, batch.num_decodes, pages, more_pages, moves, batch.waits_for_masks, batch.encoder)
 
     def _packed(self, row: Row, pages: dict[int, list[int]], more_pages: dict[int, list[list[int]]]) -> int | Row:
         slot, needed = row.slot, (row.start + row.count - 1) // self._page_size + 1
@@ -124,7 +126,11 @@ class StepReader:
         """Returns the batch that the first rank launches."""
         rows = [self._row(packed, message) for packed in message.rows]
         return Batch(
-            rows, message.num_decodes, message.transfers or Transfers(), waits_for_masks=message.waits_for_masks
+            rows,
+            message.num_decodes,
+            message.transfers or Transfers(),
+            encoder=message.encoder,
+            waits_for_masks=message.waits_for_masks,
         )
 
     def _row(self, packed: int | Row, message: Launch) -> Row:

@@ -104,11 +104,41 @@ class Rotary:
         cos, sin = angles.cos() * factor, angles.sin() * factor
         table = torch.cat((cos, unrotated + 1, sin, unrotated), dim=-1)
         self.table = table.to(dtype).to(device)  # [max_positions, head_dim]: cos of each pair, then sin of each
+        self._axes = rotary_axes(rope, head_dim // 2).to(device)
+
+    def by_section(self, positions: Tensor) -> Tensor:
+        """Returns cos and sin of tokens as in `table`, [tokens, head_dim], for positions [3, tokens] in time, height
+        and width: each pair is rotated by the position of its section.
+        """
+        rows = self.table[positions].view(*positions.shape, 2, -1)  # [3, tokens, 2, head_dim / 2]
+        return rows.gather(0, self._axes.expand(1, *rows.shape[1:])).view(positions.shape[1], -1)
 
     def lookup(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the multipliers for `rotate_`, each [tokens, 1, head_dim]."""
-        cos, sin = self.table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
-        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        return multipliers(self.table.index_select(0, positions))
+
+
+def multipliers(cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the multipliers for `rotate_`, each [tokens, 1, head_dim], from cos and sin [tokens, head_dim]."""
+    cos, sin = cos_sin.unsqueeze(1).chunk(2, dim=-1)
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
+def rotary_axes(rope: RopeParameters, num_pairs: int) -> Tensor:
+    """Returns the axis of positions by which each pair of dimensions is rotated, [pairs] int64: 0 for time, 1 for
+    height, 2 for width.
+
+    Sections stand one after the other in Qwen2-VL (arXiv 2409.12191); in Qwen3-VL height and width take every third
+    pair up to their lengths, as its transformers code has it.
+    """
+    axes = torch.zeros(num_pairs, dtype=torch.int64, device="cpu")
+    begin = 0
+    for axis, size in enumerate(rope.sections):
+        place = slice(axis, 3 * size, 3) if rope.sections_alternate else slice(begin, begin + size)
+        if axis or not rope.sections_alternate:
+            axes[place] = axis
+        begin += size
+    return axes
 
 
 def rotary_order(head_dim: int, rotary_dim: int, *, interleaved: bool = False) -> Tensor:

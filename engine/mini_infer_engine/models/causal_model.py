@@ -1,7 +1,7 @@
 """Defines what runtime and loader know of a model: a decoder of ours, or one whose code is transformers'."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from mini_infer_engine.models.hidden_taps import HiddenTaps
 from mini_infer_engine.models.kv_spec import KVSpec
 from mini_infer_engine.models.state_spec import StateSpec
 from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState
+
+if TYPE_CHECKING:  # it imports transformers
+    from mini_infer_engine.models.vision.encoder import VisionEncoder
 
 
 class StoredWeights(Protocol):
@@ -35,6 +38,8 @@ class CausalModel(nn.Module):
     reads_positions: ClassVar[bool] = False
     """True if the model rotates queries and keys itself, by `AttentionPass.positions`."""
     config: ModelConfig
+    vision: "VisionEncoder | None"
+    """The vision encoder; None if the model reads text alone."""
     taps: HiddenTaps | None
     """Collects hidden states of layers; set by their reader."""
 

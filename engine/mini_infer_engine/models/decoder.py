@@ -28,6 +28,8 @@ from mini_infer_engine.layers.rotary import Rotary
 from mini_infer_engine.models.causal_model import CausalModel
 from mini_infer_engine.models.hidden_taps import HiddenTaps
 from mini_infer_engine.models.mtp_names import MtpNames
+from mini_infer_engine.models.vision.deepstack import DeepstackFeatures
+from mini_infer_engine.models.vision.registry import make_vision_encoder
 from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState
 
 _WITH_PLACEMENTS = (Linear, SparseMoE, Embedding, RMSNorm, Attention, CausalConvolution, RecurrentBlock)
@@ -192,6 +194,7 @@ class DecoderModel(CausalModel):
         self.config = config
         self.model = Decoder(config, make_layer or self.make_layer)
         self.lm_head = self._make_head() if config.stage.is_last and not config.tie_word_embeddings else None
+        self.vision = None if config.vision is None else make_vision_encoder(config.vision, config.hidden_size)
         self._dtype = torch.get_default_dtype()
         self.taps: HiddenTaps | None = None
         self.tied_head_method: LinearMethod | None = None
@@ -310,10 +313,15 @@ class DecoderModel(CausalModel):
 
         `Module.to_empty` does that too, but imports sympy for tensors without memory: a second of each start.
         """
+        encoder = frozenset() if self.vision is None else frozenset(self.vision.modules())
         for module in self.modules():
+            if module in encoder:
+                continue
             for name, meta in list(module.named_parameters(recurse=False)):
                 memory = torch.empty(meta.shape, dtype=meta.dtype, device=device)
                 module.register_parameter(name, nn.Parameter(memory, requires_grad=False))
+        if self.vision is not None:
+            self.vision.take_memory(device)
 
     def finish_loading(self, max_positions: int) -> None:
         """Derives everything that depends on weights and config: rotary tables, expanded norms, the tied head."""
@@ -367,12 +375,14 @@ class DecoderModel(CausalModel):
             hidden.mul_(torch.tensor(self.config.embedding_scale, dtype=hidden.dtype).item())
         return hidden
 
-    def forward(self, ops: Ops, hidden: Tensor, attention: AttentionPass) -> ResidualState:
+    def forward(
+        self, ops: Ops, hidden: Tensor, attention: AttentionPass, deepstack: DeepstackFeatures | None = None
+    ) -> ResidualState:
         """Maps embedded tokens [tokens, hidden] to the residual state after the last layer, before the last norm.
 
         The result is the state of the tokens that `attention` selects: the last layer computes only keys and values of
         others. A pipeline stage begins with the output of the stage before it for all tokens, and returns its own for
-        the next.
+        the next. `deepstack` has features of the vision encoder that are added after the first layers.
         """
         state = ResidualState(hidden)
         layers = self.layers
@@ -385,6 +395,8 @@ class DecoderModel(CausalModel):
             taps.begin()
         for number, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
             state = layer(ops, state, attention, next_norm)
+            if deepstack is not None and number < len(deepstack.layers):
+                state = deepstack.add(state, number, attention.logits_indices if number == last else None)
             if taps is not None and number in taps.layers:
                 taps.keep(state.residual, None if number == last else attention.logits_indices)
         if self.config.tensor_parallel.size > 1 and not state.residual.shape[0]:

@@ -16,9 +16,11 @@ from mini_infer_engine.config.model.architectures import (
     architecture_of,
     runs_through_transformers,
     text_model,
+    vision_architecture,
 )
 from mini_infer_engine.config.model.generation_defaults import GenerationDefaults
 from mini_infer_engine.config.model.model_config import ModelConfig
+from mini_infer_engine.config.model.vision import parse_vision
 from mini_infer_engine.config.pooling.read_pooler import read_pooler
 from mini_infer_engine.gguf.folder import weights_file
 from mini_infer_engine.models.causal_model import CausalModel
@@ -61,11 +63,12 @@ def read_config(
     *,
     trust_remote_code: bool = False,
     overrides: Mapping[str, Any] | None = None,
+    reads_images: bool = False,
 ) -> ModelConfig:
     """Reads and checks `config.json`, the EOS ids of `generation_config.json` and of the tokenizer, and the pooler.
 
     `impl` is the engine option `model_impl`. `trust_remote_code` allows that code of the folder runs. `overrides`
-    replace values of `config.json`.
+    replace values of `config.json`. `reads_images` includes the vision encoder, of a model that has one.
 
     Raises:
         ModelError: a file is missing, unreadable, or requests something that the engine does not support.
@@ -81,6 +84,8 @@ def read_config(
     model = model_class(architecture)
     config = model.parse_config(fields, architecture, generation.eos_token_ids)
     config = _completed(config, directory, file, fields, generation)
+    if reads_images and (whole := vision_architecture(file)) is not None:
+        config = replace(config, vision=parse_vision(file, whole))
     others = (token_id for token_id in _added_token_ids(directory, model.stop_tokens) if token_id < config.vocab_size)
     return replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *others))))
 

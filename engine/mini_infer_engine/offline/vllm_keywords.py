@@ -95,7 +95,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "kv_offloading_size": (None, 0),
     "kv_sharing_fast_prefill": _OFF,
     "language_model_only": _ANY,  # all models are
-    "limit_mm_per_prompt": (None, {}),
     "linear_backend": _ANY,
     "log_error_stack": _ANY,
     "logits_processors": (None, []),
@@ -195,6 +194,7 @@ _REMEDIES = {
     "enable_chunked_prefill": "prompts are always computed in chunks; --max-num-batched-tokens is their size",
     "default_chat_template_kwargs": "requests have chat_template_kwargs; a --chat-template may have other defaults",
     "enable_lora": "adapters are not served yet: merge them into the weights",
+    "language_model_only": "--limit-mm-per-prompt '{\"image\": 0}' serves text alone",
     "max_logprobs": "requests may ask for the 20 most likely tokens, or for all with -1",
     "num_gpu_blocks_override": "--kv-cache-memory sets the size of the KV cache in bytes",
     "override_generation_config": "--generation-config names a folder whose file has them",
@@ -272,8 +272,9 @@ def to_own_names(settings: Mapping[str, Any], model: str | None = None) -> dict[
             left[option] = value
         else:
             check_neutral(name, value, model)
-    if isinstance(overrides := left.get("hf_overrides"), Mapping):
-        left["hf_overrides"] = msgspec.json.encode(overrides).decode()
+    for name in ("hf_overrides", "limit_mm_per_prompt"):
+        if isinstance(given := left.get(name), Mapping):
+            left[name] = msgspec.json.encode(given).decode()
     if (speculation := left.pop("speculative_config", None)) is not None:
         left |= options_of_config(speculation)
     return left

@@ -6,7 +6,7 @@ On a GPU it measures, with a small temporary pool; the arithmetic is in `memory`
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from msgspec.structs import replace
@@ -22,6 +22,9 @@ from mini_infer_engine.runtime.memory.quantized_pool import make_pool
 from mini_infer_engine.runtime.memory.state_pool import StatePool
 from mini_infer_engine.runtime.memory.state_slots import NO_SLOTS, StateSlots, state_slots
 from mini_infer_engine.runtime.worker import ModelWorker
+
+if TYPE_CHECKING:  # it imports transformers
+    from mini_infer_engine.models.vision.encoder import VisionEncoder
 
 _MOST_BESIDE_TORCH = 2 << 30
 """Most bytes of a GPU that kernels, libraries and the driver take while an engine loads; less than one GiB was
@@ -168,11 +171,28 @@ def _measure(
     torch.cuda.reset_peak_memory_stats(worker.device)
     executor.launch(_largest_pass(settings, length, tokens, pool.num_pages, len(kv_cache.groups))).result()
     peak = torch.cuda.max_memory_allocated(worker.device) - before_pass
+    if worker.model.vision is not None:
+        most_images = settings.mm_encoder_cache_tokens
+        peak = max(peak, encoder_peak(worker.model.vision, most_images, worker.device))
+        state += most_images * worker.model.vision.width * worker.dtype.itemsize
     graphs = executor.graph_bytes()
     del executor, pool
     gc.collect()
     torch.cuda.empty_cache()
     return _Needs(state, peak, graphs)
+
+
+def encoder_peak(encoder: "VisionEncoder", most_tokens: int, device: torch.device) -> int:
+    """Returns the bytes that the vision encoder takes temporarily for its largest image on a GPU."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    shape, grid = encoder.config.largest_image(most_tokens)
+    with torch.inference_mode():
+        encoder.encode(torch.zeros(shape, dtype=encoder.dtype, device=device), grid)
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated(device) - before
 
 
 def _largest_pass(settings: ResolvedSettings, length: int, tokens: int, num_pages: int, num_groups: int = 1) -> Batch:

@@ -37,6 +37,7 @@ from mini_infer_engine.runtime.memory.state_pool import StatePool
 from mini_infer_engine.runtime.memory.state_slots import host_states_in
 from mini_infer_engine.runtime.memory_plan import MemoryInUse, plan_memory, swap_space_of
 from mini_infer_engine.runtime.recurrent.limits import check_recurrent, request_obstacle
+from mini_infer_engine.runtime.vision_limits import with_served_images
 from mini_infer_engine.runtime.worker import ModelWorker
 
 log = logging.getLogger(__name__)
@@ -137,6 +138,7 @@ def load_runner(
         settings.model_impl,
         trust_remote_code=trusts_code(settings),
         overrides=parse_hf_overrides(settings.hf_overrides),
+        reads_images=True,
     )
     return make_runner(settings, config, directory, kind, group, reports_layers=reports_layers)
 
@@ -157,6 +159,7 @@ def make_runner(
     page_size = settings.page_size or kind.default_page_size
     if page_size % kind.page_size_step:
         raise ModelError(f"page_size = {page_size}: it must be a multiple of {kind.page_size_step}.")
+    config = with_served_images(settings, config, moves_kv=reports_layers)
     for check in (check_recurrent, check_mixed_heads):
         check(settings, config, choose_device(settings).type, moves_kv=reports_layers)
     log.info("%s: model_impl = %s", config.architecture, config.model_impl)

@@ -31,6 +31,7 @@ from mini_infer_engine.models.weights.loader import (
     fit_checkpoint,
     load_weights,
     open_checkpoint,
+    with_stored_encoder,
     with_stored_head,
 )
 from mini_infer_engine.models.weights.without_memory import without_memory
@@ -348,7 +349,7 @@ def _open_model(
     if settings.load_format != "dummy":
         assert directory is not None, "only dummy weights need no folder"
         checkpoint = open_checkpoint(directory, config)
-        config = with_stored_head(config, checkpoint, directory)
+        config = with_stored_head(with_stored_encoder(config, checkpoint, directory), checkpoint, directory)
     _check_quantization(settings, config)
     model = _on_meta(
         config,

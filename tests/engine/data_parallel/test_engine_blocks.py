@@ -6,6 +6,8 @@ import pytest
 
 from mini_infer_contract.blocks import block_keys, root_key
 from mini_infer_contract.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, block_stored, wire_hash
+from mini_infer_contract.images import image_key_ids
+from mini_infer_engine.core.request import ImageInput
 from mini_infer_engine.data_parallel.engine_blocks import EngineBlocks, prompt_hashes
 
 TOKENS = [*range(100)]
@@ -33,6 +35,13 @@ def test_names_are_those_of_the_engines_events() -> None:
     assert prompt_hashes(TOKENS, "m", "salt") == event.block_hashes
     assert prompt_hashes(TOKENS[:97], "m", "") == HASHES
     assert prompt_hashes(TOKENS[:96], "m", "") == HASHES[:5], "the last token is computed anyway"
+
+
+def test_names_are_those_of_the_engines_events_when_a_prompt_has_an_image() -> None:
+    image = ImageInput(offset=20, num_tokens=30, digest=bytes(range(32)), grid=(1, 1, 1), shape=(), pixels=b"")
+    ids = [*TOKENS[:20], *image_key_ids(image.digest, 30), *TOKENS[50:]]
+    names = [wire_hash(key) for key in block_keys(ids, root_key("m"))]
+    assert prompt_hashes(TOKENS, "m", "", [image]) == names != HASHES
 
 
 def test_prefix_depth_ends_at_the_first_missing_block() -> None:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mini_infer_engine.core.batch import Batch, PageCopy, PageSwap, Row, TokenMasks, Transfers
-from mini_infer_engine.core.request import SamplingParams
+from mini_infer_engine.core.images import EncoderWork, RowImage
+from mini_infer_engine.core.request import ImageInput, SamplingParams
 from mini_infer_engine.distributed import step_messages
 from mini_infer_engine.distributed.step_messages import Launch, StepReader, StepWriter
 
@@ -55,6 +56,21 @@ def test_a_decode_step_message_has_only_slots_and_appended_pages() -> None:
         assert message.pages == ({3: [100 + start]} if start % PAGE == 0 else {})
         assert len(step_messages.encode(message)) < 60
         _same(reader.batch(message), batch)
+
+
+def test_ranks_get_images_and_the_encoders_work_when_a_chunk_has_some() -> None:
+    writer, reader = StepWriter(PAGE), StepReader()
+    image = ImageInput(offset=2, num_tokens=4, digest=b"d" * 32, grid=(1, 4, 4), shape=(16, 2), pixels=b"p" * 128)
+    row = _chunk(3, 0, 15, [5], position_offset=-2)
+    row.images = [RowImage(b"key", 2, 4, (1, 2, 2), 2, 6)]
+    batch = Batch([row], 0, encoder=EncoderWork([b"old"], [(b"key", image)]))
+    read = reader.batch(_sent(writer, batch))
+    _same(read, batch)
+    assert read.encoder == batch.encoder
+    decode = Batch([Row(3, 15, 1, None, [5], SAMPLING_PARAMS, 7, 1, position_offset=-2)], 1)
+    message = _sent(writer, decode)
+    assert (message.rows, message.encoder) == ([3], None)
+    _same(reader.batch(message), decode)
 
 
 def test_a_row_is_sent_whole_when_it_differs() -> None:

@@ -185,7 +185,7 @@ def test_gemma_3_has_transformers_window_when_the_file_names_none(tmp_path: Path
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"architectures": ["Qwen2_5_VLForConditionalGeneration"]}, ["Qwen2_5_VL", "images"]),
+        ({"architectures": ["Qwen2VLForConditionalGeneration"]}, ["Qwen2VL", "images"]),
         ({"architectures": ["MllamaForConditionalGeneration"], "vision_config": {}}, ["Mllama", "images"]),
         ({"architectures": ["NewVLModel"], "vision_config": {}}, ["NewVLModel", "images"]),
         ({"architectures": ["Gemma3ForConditionalGeneration"]}, ["text_config", "object"]),

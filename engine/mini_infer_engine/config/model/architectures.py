@@ -2,12 +2,14 @@
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 from mini_infer_contract.engine_options import ModelImpl
 from mini_infer_engine.config.json_fields import Fields
 from mini_infer_engine.config.model.transformers_architectures import REFUSED, THROUGH_TRANSFORMERS
+from mini_infer_engine.config.model.vision import FAMILIES
 from mini_infer_engine.config.pooling.read_pooler import CLASSIFIER
 
 MODELS = {
@@ -63,15 +65,22 @@ MTP = frozenset(
     }
 )
 """Models whose checkpoints' multi-token-prediction layers are read, those with `DecoderModel.mtp_names`."""
-_TEXT_PARTS = {
+TEXT_PARTS = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
     "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
     "Gemma4UnifiedForConditionalGeneration": "Gemma4UnifiedForCausalLM",
     "Mistral3ForConditionalGeneration": "MistralForCausalLM",
+    "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
+    "Qwen3VLForConditionalGeneration": "Qwen3ForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
-"""Models that also read images, whose text part is served, and that part's architecture."""
+"""Models that also read images, whose text part is served, and that part's architecture.
+
+`vision.FAMILIES` names those whose images are served, too.
+"""
+_FLAT = ("Qwen2_5_VLForConditionalGeneration",)
+"""Those of them whose older files have no `text_config`: its fields stand beside `vision_config`."""
 _SAME_FAMILY = 5
 """Letters with which names of one family begin alike, such as granite and granitemoe."""
 _SHARED_FIELDS = ("dtype", "torch_dtype", "eos_token_id", "bos_token_id", "quantization_config")
@@ -88,13 +97,18 @@ def _named(fields: Fields) -> list[str]:
 def _own_model(fields: Fields) -> tuple[Fields, str] | None:
     """Returns the fields of the text model and its architecture, or None if it is none of `MODELS`."""
     for name in _named(fields):
-        if name in _TEXT_PARTS:
-            return _text_part(fields, name), _TEXT_PARTS[name]
+        if name in TEXT_PARTS:
+            return _text_part(fields, name), TEXT_PARTS[name]
         family = name.removesuffix("Model").removesuffix(CLASSIFIER)
         for candidate in (name, f"{family}ForCausalLM"):
             if candidate in MODELS:
                 return fields, candidate
     return None
+
+
+def vision_architecture(fields: Fields) -> str | None:
+    """Returns the architecture that a config names if the model reads images, and we have its vision encoder."""
+    return next((name for name in _named(fields) if name in FAMILIES), None)
 
 
 def has_own_model(fields: Fields) -> bool:
@@ -185,17 +199,27 @@ def _refuse_more_than_text(fields: Fields) -> None:
         raise fields.refuse(
             "architectures",
             "models that read images, audio or video are not supported, but for the text of "
-            f"{', '.join(_TEXT_PARTS)}; use the text model of the family, one of {', '.join(MODELS)}.",
+            f"{', '.join(TEXT_PARTS)}; use the text model of the family, one of {', '.join(MODELS)}.",
         )
 
 
 def _text_part(fields: Fields, name: str) -> Fields:
     """Returns `text_config` with the shared fields that stand beside it for the whole model."""
-    text = fields.values.get("text_config")
+    text = fields.values.get("text_config", fields.values if name in _FLAT else None)
     if not isinstance(text, dict):
         raise fields.refuse("text_config", f"must be an object, the text model's config of {name}.")
-    log.info("%s: the text model of %s is served; images are refused", fields.path.parent, name)
+    if name not in FAMILIES:
+        log.info("%s: the text model of %s is served; images are refused", fields.path.parent, name)
+    elif FAMILIES[name] == "qwen3_vl":  # its files need not say so: transformers knows no other form
+        text = _with_interleaved_sections(text)
     shared = {key: value for key in _SHARED_FIELDS if (value := fields.values.get(key)) is not None}
     # The head is the whole model's, and tied unless its config says otherwise.
     head = {"tie_word_embeddings": fields.values.get("tie_word_embeddings", True)}
     return Fields(fields.path, shared | {key: value for key, value in text.items() if value is not None} | head)
+
+
+def _with_interleaved_sections(text: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the config of a text model whose M-RoPE sections alternate."""
+    key = "rope_scaling" if text.get("rope_scaling") else "rope_parameters"
+    rope = text.get(key)
+    return {**text, key: {**rope, "mrope_interleaved": True}} if isinstance(rope, dict) else dict(text)

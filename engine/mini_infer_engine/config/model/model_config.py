@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 from mini_infer_engine.config.json_fields import Fields
 from mini_infer_engine.config.model.recurrence import Mixer, Recurrence
 from mini_infer_engine.config.model.rope import RopeParameters, parse_rope, rope_object
+from mini_infer_engine.config.model.vision import VisionConfig
 from mini_infer_engine.config.parallelism.pipeline_parallel import WHOLE, PipelineStage
 from mini_infer_engine.config.parallelism.tensor_parallel import ALONE, TensorParallel
 from mini_infer_engine.config.pooling.pooler_config import LAST_TOKEN, PoolerConfig
@@ -88,6 +89,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     """End-of-sequence ids from generation_config.json, else from config.json, else the tokenizer's; may be empty."""
     bos_token_id: int | None
+    vision: VisionConfig | None = None
+    """The vision encoder; None if the model reads text alone."""
     pooler: PoolerConfig = LAST_TOKEN
     """The embeddings or scores that are made of hidden states."""
     tensor_parallel: TensorParallel = ALONE

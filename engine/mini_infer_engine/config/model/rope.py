@@ -40,6 +40,12 @@ class RopeParameters:
     """True if a rotated pair of the checkpoint is (2i, 2i + 1) instead of (i, i + rotary_dim / 2). Latent attention has
     a field of its own.
     """
+    sections: tuple[int, ...] = ()
+    """Pairs of dimensions that are rotated by the position in time, in height and in width (M-RoPE, arXiv 2409.12191);
+    empty if positions have one dimension.
+    """
+    sections_alternate: bool = False
+    """True if pairs of the three sections alternate, instead of standing one section after the other."""
 
     def context(self, max_position_embeddings: int) -> int:
         """Returns how many positions the model serves, derived as vLLM derives its `max_model_len`.
@@ -121,6 +127,11 @@ def parse_rope_object(
     theta = fields.positive("rope_theta", default_theta)
     rope = Fields(fields.path, {"rope_theta": theta, **raw})
     rope_type = rope.values.get("rope_type") or rope.values.get("type") or "default"
+    sections = tuple(map(int, rope.positives("mrope_section", [])))
+    if len(sections) not in (0, 3):
+        raise fields.refuse(key, "mrope_section must have three numbers.")
+    if rope_type == "mrope" and sections:
+        rope_type = "default"
     types = (*_ROPE_TYPES, "proportional") if allows_proportional else _ROPE_TYPES
     if rope_type not in types:
         raise fields.refuse(key, f"rope type {rope_type!r} is not supported; supported are {', '.join(types)}.")
@@ -153,4 +164,6 @@ def parse_rope_object(
         short_factors=rope.positives("short_factor") if is_long else (),
         long_factors=rope.positives("long_factor") if is_long else (),
         partial=partial,
+        sections=sections,
+        sections_alternate=rope.boolean("mrope_interleaved", False),
     )

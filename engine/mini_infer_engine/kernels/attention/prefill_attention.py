@@ -41,6 +41,7 @@ def _scan(
     first_key,
     last_key,
     positions,
+    last_keys,
     end,
     page_stride,
     kv_stride,
@@ -59,6 +60,7 @@ def _scan(
 ):
     """FlashAttention's inner loop: online softmax over keys [first_key, last_key). MASKED: not all rows see all.
 
+    Rows are at `positions`, and see keys up to `last_keys` and, before their position, those within `window`.
     query_scales and scale_pool are those of quantised pages, and otherwise not read. Maxima m_i are of scores before
     they are multiplied by scale, and by the scale of their row's query if scores are not capped.
     """
@@ -101,7 +103,7 @@ def _scan(
         elif SOFTCAP:
             scores = softcapped(scores * natural_scale, softcap)
         if MASKED:
-            mask = (tokens[None, :] <= positions[:, None]) & (tokens[None, :] > positions[:, None] - window)
+            mask = (tokens[None, :] <= last_keys[:, None]) & (tokens[None, :] > positions[:, None] - window)
             scores = tl.where(mask, scores, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(scores, axis=1))
         shift = m_new * row_scale
@@ -159,6 +161,7 @@ def _prefill_attention(
     query_starts,
     ends,
     sinks,
+    last_keys,
     out,
     partials,
     q_stride,
@@ -204,10 +207,15 @@ def _prefill_attention(
     positions = end - count + queries
     first_position = end - count + tile * ROWS // GROUP
     last_position = tl.minimum(end - count + (tile * ROWS + ROWS - 1) // GROUP, end - 1)
+    last_seen = positions
+    last_key = last_position
+    if last_keys is not None:
+        last_seen = tl.load(last_keys + begin + queries, mask=queries < count, other=0).to(tl.int32)
+        last_key = tl.max(last_seen, axis=0)
 
     # Keys that some row sees, in whole blocks, and this split's range of them.
     first_key = tl.maximum(first_position - window + 1, 0) // BLOCK * BLOCK
-    blocks = tl.cdiv(last_position + 1 - first_key, BLOCK)
+    blocks = tl.cdiv(last_key + 1 - first_key, BLOCK)
     blocks_of_split = tl.maximum(tl.cdiv(blocks, splits), MIN_SPLIT_BLOCKS)
     first_key_of_split = tl.minimum(first_key + split * blocks_of_split * BLOCK, first_key + blocks * BLOCK)
     end_of_split = tl.minimum(first_key_of_split + blocks_of_split * BLOCK, first_key + blocks * BLOCK)
@@ -243,12 +251,12 @@ def _prefill_attention(
     acc = tl.zeros((ROWS, DIM_BLOCK), dtype=tl.float32)
     acc, l_i, m_i = _scan(
         query, acc, l_i, m_i, query_scales, head_pool, scale_pool, table, first_key_of_split, first_masked_key,
-        positions, end, page_stride, kv_stride, token_stride, scale, softcap, natural_scale, window, SOFTCAP, False,
-        HEAD_DIM, DIM_BLOCK, PAGE_SIZE, BLOCK, PRECISION,
+        positions, last_seen, end, page_stride, kv_stride, token_stride, scale, softcap, natural_scale, window, SOFTCAP,
+        False, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, BLOCK, PRECISION,
     )  # fmt: skip
     acc, l_i, m_i = _scan(
         query, acc, l_i, m_i, query_scales, head_pool, scale_pool, table, first_masked_key, end_of_split, positions,
-        end, page_stride, kv_stride, token_stride, scale, softcap, natural_scale, window, SOFTCAP, True,
+        last_seen, end, page_stride, kv_stride, token_stride, scale, softcap, natural_scale, window, SOFTCAP, True,
         HEAD_DIM, DIM_BLOCK, PAGE_SIZE, BLOCK, PRECISION,
     )  # fmt: skip
 
@@ -390,6 +398,7 @@ def prefill_attention(
     if not tokens:
         return out
     if isinstance(config, HopperPrefillConfig):
+        assert rows.last_keys is None, "the FlashAttention-3 kernel is causal: KernelPolicy.flash_attention_2_config"
         assert softcap is None, "the FlashAttention-3 kernel does not cap scores: KernelPolicy.prefill_config"
         assert sinks is None, "the FlashAttention-3 kernel has no sinks: KernelPolicy.prefill_config"
         from mini_infer_engine.kernels.attention.hopper_prefill_attention import hopper_prefill_attention
@@ -413,6 +422,7 @@ def prefill_attention(
         rows.query_starts,
         rows.ends,
         sinks,
+        rows.last_keys,
         out,
         partials,
         q.stride(0),

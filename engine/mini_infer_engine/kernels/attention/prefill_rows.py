@@ -23,6 +23,8 @@ class PrefillRows:
     """Tokens of the longest sequence with its new ones, or an upper bound: the launch config depends on it."""
     pages: int = UNKNOWN_PAGES
     """Pages of all sequences with new tokens, or an upper bound, which decides whether they fit in scratch memory."""
+    last_keys: Tensor | None = None  # [tokens]
+    """Index in its sequence of the last key that each new token sees; None: causal attention, where it is its own."""
 
     @classmethod
     def of_groups(

@@ -22,6 +22,7 @@ from mini_infer_engine.layers.embedding import Embedding
 from mini_infer_engine.layers.placement import Placement
 from mini_infer_engine.layers.rotary import Rotary
 from mini_infer_engine.models.causal_model import CausalModel, StoredWeights
+from mini_infer_engine.models.module_memory import take_memory
 from mini_infer_engine.models.transformers_backend.attention import PAGED, PagedCalls, receiving
 from mini_infer_engine.models.transformers_backend.build import build, fix_rotations
 from mini_infer_engine.models.transformers_backend.config import TransformersConfig
@@ -52,7 +53,7 @@ class TransformersModel(CausalModel):
         super().__init__()
         assert isinstance(config, TransformersConfig)
         self.config: TransformersConfig = config
-        self.taps = None
+        self.taps = self.vision = None
         self._dtype = torch.get_default_dtype()
         self.causal = build(config.hf_config, PAGED, self._dtype, trust_remote_code=config.trust_remote_code)
         self._sharded = shard_for_rank(self.causal, config)
@@ -179,20 +180,7 @@ class TransformersModel(CausalModel):
 
         Parameters that share memory do so afterwards. Raises RuntimeError if there is not enough memory.
         """
-        made: dict[int, nn.Parameter] = {}
-        for module in self.causal.modules():
-            for name, meta in list(module.named_parameters(recurse=False)):
-                if id(meta) not in made:
-                    memory = torch.empty(meta.shape, dtype=meta.dtype, device=device)
-                    parameter = nn.Parameter(memory, requires_grad=False)
-                    parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # transformers' mark: leave it as it is
-                    made[id(meta)] = parameter
-                module.register_parameter(name, made[id(meta)])
-            for name, buffer in list(module.named_buffers(recurse=False)):
-                persistent = name not in module._non_persistent_buffers_set
-                module.register_buffer(name, torch.zeros_like(buffer, device=device), persistent=persistent)
-            module.__dict__.pop("_is_hf_initialized", None)
-        self.causal.initialize_weights()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+        take_memory(self.causal, device)
 
     def finish_loading(self, max_positions: int) -> None:
         """Derives rotations for contexts of up to `max_positions`, and what decode graphs read of the embeddings."""

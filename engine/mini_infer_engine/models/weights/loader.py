@@ -41,7 +41,8 @@ def open_checkpoint(directory: Path, config: ModelConfig) -> Checkpoint:
     gguf = weights_file(directory)
     if gguf is not None:
         return GgufCheckpoint(gguf, config.head_dim)
-    return SafetensorsCheckpoint(directory, is_text_model=config.model_impl == "native")
+    is_native, reads_images = config.model_impl == "native", config.vision is not None
+    return SafetensorsCheckpoint(directory, is_text_model=is_native, reads_images=reads_images)
 
 
 def with_stored_head(config: ModelConfig, checkpoint: Checkpoint, directory: Path) -> ModelConfig:
@@ -71,6 +72,14 @@ def with_stored_head(config: ModelConfig, checkpoint: Checkpoint, directory: Pat
         return config
     log.warning("%s has no lm_head: it makes embeddings; a text that it generates means nothing", directory)
     return replace(config, tie_word_embeddings=True)
+
+
+def with_stored_encoder(config: ModelConfig, checkpoint: Checkpoint, directory: Path) -> ModelConfig:
+    """Returns the config without its vision encoder if the checkpoint has none, as GGUF files and some fine-tunes."""
+    if config.vision is None or any(name.startswith("vision.") for name in checkpoint.tensors):
+        return config
+    log.warning("%s has no vision encoder, though config.json says so: images are refused", directory)
+    return replace(config, vision=None)
 
 
 def fit_checkpoint(model: CausalModel, checkpoint: Checkpoint, directory: Path) -> None:

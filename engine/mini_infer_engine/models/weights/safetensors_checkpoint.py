@@ -19,7 +19,7 @@ from torch import Tensor
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.layers.placement import Part
 from mini_infer_engine.models.weights.checkpoint import StoredTensor
-from mini_infer_engine.models.weights.tensor_names import text_model_names
+from mini_infer_engine.models.weights.tensor_names import model_names
 
 log = logging.getLogger(__name__)
 
@@ -51,17 +51,20 @@ class SafetensorsCheckpoint:
 
     missing_remedy = "is in no safetensors file"
 
-    def __init__(self, directory: Path, *, is_text_model: bool = True) -> None:
+    def __init__(self, directory: Path, *, is_text_model: bool = True, reads_images: bool = False) -> None:
         """Raises ModelError if a file is missing or broken, or the index and the files differ.
 
-        `is_text_model` is False for weights that are not a whole model, whose names stay as they are.
+        `is_text_model` is False for weights that are not a whole model, whose names stay as they are. `reads_images`
+        adds the vision encoder's to those of a text model.
         """
         places = _indexed(directory)
         headers = {path: _header(path) for path in _files(directory, places)}
         stored = {name: tensor for tensors in headers.values() for name, tensor in tensors.items()}
         if places is not None:
             stored = {name: _placed(headers[path], name, path) for name, path in places.items()}
-        names = text_model_names(stored) if is_text_model else {name: name for name in stored}
+        names = {name: name for name in stored}
+        if is_text_model:
+            names = model_names(stored, reads_images=reads_images)
         self.tensors: Mapping[str, StoredTensor] = {
             ours: replace(stored[theirs], stored_as=theirs) for theirs, ours in names.items()
         }

@@ -18,11 +18,27 @@ replacements.
 """
 _BESIDE = ("lm_head.", "mtp.")
 """Prefixes of what stands beside the text part: the output matrix, and layers that predict further tokens."""
+_VISION_PARTS = (
+    ("visual.", "tower."),
+    ("vision_tower.vision_model.", "tower."),
+    ("vision_tower.", "tower."),
+    ("multi_modal_projector.", "projector."),
+)
+"""Prefixes of the vision part, the longest first, perhaps after "model.", and their names in our `vision` module."""
 _BASE_PARTS = ("embed_tokens.", "layers.", "norm.")
 
 
-def text_model_names(names: Iterable[str]) -> dict[str, str]:
-    """Maps each tensor's name to ours; tensors outside the text model are left out."""
+def model_names(names: Iterable[str], *, reads_images: bool = False) -> dict[str, str]:
+    """Maps each tensor's name to ours. Tensors that are neither of the text model nor, if it `reads_images`, of the
+    vision encoder are left out.
+    """
+    every = list(names)
+    vision = {name: ours for name in every if (ours := _vision_name(name)) is not None}
+    text = _text_model_names(name for name in every if name not in vision)
+    return text | vision if reads_images else text
+
+
+def _text_model_names(names: Iterable[str]) -> dict[str, str]:
     every = list(names)
     if any(name.startswith(prefix) for prefix, _ in _TEXT_PARTS for name in every):
         found = {name: _text_name(name) for name in every}
@@ -36,6 +52,14 @@ def is_base_model(names: Iterable[str]) -> bool:
     """Returns True if the tensors are a decoder's alone, saved without the prefix of the causal model around it."""
     every = list(names)
     return any(name.startswith("layers.") for name in every) and not any(name.startswith("model.") for name in every)
+
+
+def _vision_name(name: str) -> str | None:
+    own = name.removeprefix("model.")
+    for prefix, ours in _VISION_PARTS:
+        if own.startswith(prefix):
+            return f"vision.{ours}{own.removeprefix(prefix)}"
+    return None
 
 
 def _text_name(name: str) -> str | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mini_infer_engine.layers.attention import Attention, AttentionBlock
 from mini_infer_engine.layers.norm import rms_norm
-from mini_infer_engine.layers.rotary import Rotary, rotate_
+from mini_infer_engine.layers.rotary import Rotary, multipliers, rotate_
 from mini_infer_engine.runtime.attention.eager import attention
 from mini_infer_engine.runtime.attention.masks import additive, decode_masks
 from mini_infer_engine.runtime.attention.running_copy import CopiedDecodes, RunningCopy
@@ -48,6 +48,7 @@ class TorchAttentionPass:
         rows = range(inputs.num_decodes, len(inputs.counts))
         self.prefills = [_PrefillRow(self.pool, inputs, row, windows) for row in rows]
         self.positions = inputs.positions
+        self._grid = None if inputs.images is None else inputs.images.positions
         self._rotations: dict[Rotary, tuple[Tensor, Tensor]] = {}
 
     def attend(self, qkv: Tensor, layer: AttentionBlock) -> Tensor:
@@ -70,10 +71,13 @@ class TorchAttentionPass:
         assert layer.rotary is not None, "finish_loading comes before the first pass"
         if layer.rope.type != "none":
             if layer.rotary not in self._rotations:
-                self._rotations[layer.rotary] = layer.rotary.lookup(self.positions)
+                self._rotations[layer.rotary] = self._multipliers(layer.rotary)
             rotate_(qk, *self._rotations[layer.rotary])
         kv = heads[:, layer.num_heads :]
         return heads[:, : layer.num_heads], kv.view(-1, 2, layer.num_kv_heads, layer.head_dim)
+
+    def _multipliers(self, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        return rotary.lookup(self.positions) if self._grid is None else multipliers(rotary.by_section(self._grid))
 
     def attend_rotated(self, q: Tensor, kv: Tensor, layer: Attention) -> Tensor:
         """Writes the new keys and values into the pool, then attends. Returns [tokens, heads * head_dim]."""
@@ -123,12 +127,16 @@ class _PrefillRow:
             tables = inputs.page_tables[:, row, :pages]
             self.gather_rows = pool.by_layer([pool.gather_rows(table) for table in tables])
         keys = torch.arange(self.end, device=inputs.ends.device)  # cache indexes, as in `decode_masks`
-        queries = keys[self.start :, None]
+        queries = last_keys = keys[self.start :, None]
+        is_causal = inputs.images is None or inputs.images.last_keys is None
+        if inputs.images is not None and inputs.images.last_keys is not None:
+            first = sum(inputs.counts[:row])
+            last_keys = inputs.images.last_keys[first : first + self.count, None]
         for window in windows:
-            if self.start == 0 and (window is None or window >= self.end):
+            if is_causal and self.start == 0 and (window is None or window >= self.end):
                 self.masks[window] = None  # plainly causal
                 continue
-            visible = keys <= queries
+            visible = keys <= last_keys
             if window is not None:
                 visible &= keys > queries - window
             self.masks[window] = additive(visible, pool.spec.dtype)  # [count, end]

@@ -5,7 +5,7 @@
 
 import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,6 +23,7 @@ from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.sampling.speculate import ChunkInputs
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 from mini_infer_engine.layers.attention import Attention, AttentionBlock
+from mini_infer_engine.layers.rotary import Rotary
 from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 
@@ -61,12 +62,15 @@ class TritonAttention:
         longest_sequence: int,
         kernels: KernelContext,
         run_prefill: Callable[..., Tensor] | None = None,
+        *,
+        sees_later_keys: bool = False,
     ) -> None:
         self.page_size = pool.spec.page_size
         groups, places = zip(*pool.places, strict=True)
         self.kv_groups: tuple[int, ...] = groups  # of each layer that stores keys and values
         pages = pool.pages.unbind(1)
         self.pages = [pages[place] for place in places]  # of each layer [pages, 2, page_size, kv_heads, head_dim]
+        self._sees_later_keys = sees_later_keys
         self.rotations = {layer: _rotation(layer) for layer in layers}
         self.windows = _groups_of_windows(layers, [groups[layer.layer] for layer in layers])
         self._longest_sequence = longest_sequence
@@ -164,14 +168,23 @@ class TritonAttention:
         return attend
 
     def prefill(
-        self, rows: Sequence[PrefillRows], positions: Tensor, kv_index: Tensor, selected: Tensor | None = None
+        self,
+        rows: Sequence[PrefillRows],
+        positions: Tensor,
+        kv_index: Tensor,
+        selected: Tensor | None = None,
+        rotations: Mapping[Attention, Rotation] | None = None,
     ) -> Attend:
-        """Plans prompt chunks. If `selected` is given, only those tokens attend, and `rows` describe them."""
+        """Plans prompt chunks. If `selected` is given, only those tokens attend, and `rows` describe them.
+
+        `rotations` replace those of the layers.
+        """
         index_of_group = kv_index.unbind(0)
+        rotations = self.rotations if rotations is None else rotations
 
         def attend(qkv: Tensor, layer: Attention, out: Tensor | None = None) -> Tensor:
             pages, group = self.pages[layer.layer], self.kv_groups[layer.layer]
-            q = rope_kv(qkv, self.rotations[layer], positions, index_of_group[group], pages)
+            q = rope_kv(qkv, rotations[layer], positions, index_of_group[group], pages)
             if selected is not None:
                 q = q.index_select(0, selected)
             return self._run_prefill(
@@ -186,6 +199,17 @@ class TritonAttention:
             )
 
         return attend
+
+    def _rotations_by_section(self, positions: Tensor) -> dict[Attention, Rotation]:
+        """Returns the rotation of each layer with a row for each token of a pass, whose positions are [3, tokens]."""
+        tables: dict[Rotary, Tensor] = {}
+        found: dict[Attention, Rotation] = {}
+        for layer, rotation in self.rotations.items():
+            assert layer.rotary is not None, "finish_loading comes before the first pass"
+            if layer.rotary not in tables:
+                tables[layer.rotary] = layer.rotary.by_section(positions)
+            found[layer] = replace(rotation, cos_sin=tables[layer.rotary])
+        return found
 
     def most_pages(self, tokens: int, sequences: int) -> int:
         """Returns the pages that scratch memory for widened pages has room for, or no limit if the pass widens none."""
@@ -212,7 +236,8 @@ class TritonAttention:
         """Runs the faster of our two prefill kernels."""
         has_sinks = sinks is not None
         shape = prefill_shape(q, pages, rows, sliding_window, softcap, self._wide_pages, has_sinks=has_sinks)
-        config = self._policy.prefill_config(shape)
+        causal = rows.last_keys is None
+        config = self._policy.prefill_config(shape) if causal else self._policy.flash_attention_2_config(shape)
         return prefill_attention(
             q,
             pages,
@@ -237,8 +262,10 @@ class TritonAttention:
         # One token attends. It is told to be many where that decides the variant: whether programs share a sequence.
         for tokens, longest_key in itertools.product((1, 1 << 16), (1 << 10, 1 << 14)):
             q, out = token.expand(tokens, -1, -1), torch.empty_like(token).flatten(1).expand(tokens, -1)
-            rows = PrefillRows(table, starts, ends, 1, longest_key)
-            for window in self.windows:
+            kinds = [PrefillRows(table, starts, ends, 1, longest_key)]
+            if self._sees_later_keys:
+                kinds.append(replace(kinds[0], last_keys=ends - 1))
+            for window, rows in itertools.product(self.windows, kinds):
                 shape = prefill_shape(q, pages, rows, window, softcap, has_sinks=sinks is not None)
                 tiles = self._policy.flash_attention_2_config(shape)
                 prefill_attention(
@@ -276,10 +303,20 @@ class TritonAttention:
             positions = inputs.positions[decodes:].to(torch.int32)
             kv_index = (inputs.write_pages * self.page_size + inputs.write_offsets)[:, decodes:].to(torch.int32)
 
+            rotations = last_keys = None
+            if (images := inputs.images) is not None:
+                if images.positions is not None:
+                    rotations = self._rotations_by_section(images.positions[:, decodes:])
+                    positions = torch.arange(positions.shape[0], dtype=torch.int32, device=positions.device)
+                if images.last_keys is not None:
+                    last_keys = images.last_keys[decodes:].to(torch.int32)
+
             def chunks(query_starts: Tensor, longest_query: int, selected: Tensor | None = None) -> Attend:
                 starts = (query_starts[decodes:] - decodes).to(torch.int32)
                 rows = PrefillRows.of_groups(tables[:, decodes:], starts, ends, longest_query, longest_key, pages)
-                return self.prefill(rows, positions, kv_index, selected)
+                if last_keys is not None and selected is None:  # a chunk's last token sees none after it
+                    rows = [replace(of_group, last_keys=last_keys) for of_group in rows]
+                return self.prefill(rows, positions, kv_index, selected, rotations)
 
             prefill = chunks(inputs.query_starts, max(inputs.counts))
             prefill_selected = chunks(inputs.sample_starts, 1, inputs.sample_rows[decodes:] - decodes)

@@ -63,8 +63,11 @@ def triton_backend(
     longest_sequence: int,
     kernels: KernelContext,
     run_prefill: Callable[..., Tensor] | None = None,
+    *,
+    sees_later_keys: bool = False,
 ) -> TritonBackend:
-    """Returns the backend for layers, which must all be of one kind.
+    """Returns the backend for layers, which must all be of one kind. `sees_later_keys` is True if tokens of some chunks
+    see keys of tokens after them, as those of images may.
 
     Raises ModelError if `run_prefill`, another kernel for prompts, cannot compute it.
     """
@@ -75,7 +78,7 @@ def triton_backend(
             raise ModelError("attention_backend = 'flash': attention sinks need 'triton', 'torch' or 'auto'.")
         if isinstance(pool, MixedKVPool):
             return MixedTritonAttention(plain, pool, longest_sequence, kernels)
-        return TritonAttention(plain, pool, longest_sequence, kernels, run_prefill)
+        return TritonAttention(plain, pool, longest_sequence, kernels, run_prefill, sees_later_keys=sees_later_keys)
     if run_prefill is not None:
         raise ModelError("attention_backend = 'flash': latent attention needs 'triton', 'torch' or 'auto'.")
     return TritonLatentAttention(latent, pool, longest_sequence, kernels)

@@ -19,6 +19,7 @@ from mini_infer_engine.ops.torch_ops import TorchOps
 from mini_infer_engine.runtime.attention.backends import torch_backend
 from mini_infer_engine.runtime.cpu.speculation import PreparedBatch, TorchSpeculation, sampled_rows, samples_of
 from mini_infer_engine.runtime.embeddings import Embeddings, needs_embeddings
+from mini_infer_engine.runtime.image_encoder import image_encoder_of
 from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs, build_inputs
 from mini_infer_engine.runtime.inputs.layer_progress import CountedLayers, MarkedAttention
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
@@ -106,6 +107,7 @@ class TorchExecutor:
         self.penalties = Penalties(settings.max_num_seqs, worker.config.vocab_size, worker.device)
         self.traffic = None if worker.link.size == 1 else StageTraffic(worker, self.last_tokens)
         self._reports_layers = False
+        self.images = image_encoder_of(worker)
 
     def compile_kernels(self, most_tokens: int) -> None:
         """Does nothing: torch's operators are compiled."""
@@ -127,6 +129,7 @@ class TorchExecutor:
         """Computes a pass; on a CPU it is complete when this returns."""
         with torch.inference_mode():
             self.pool.transfer(batch.transfers)
+            self._encode_images(batch)
             if self.traffic is not None and not self.traffic.is_last:
                 return self._launch_part(batch, self.traffic)
             report_layers = batch.report_layers if self._reports_layers else None
@@ -187,11 +190,16 @@ class TorchExecutor:
         """Returns the logits of every token, or the hidden states on a stage that is not the last."""
         with torch.inference_mode():
             self.pool.transfer(batch.transfers)
+            self._encode_images(batch)
             state = self._forward(batch, every_token=True)[1]
             if self.traffic is None or self.traffic.is_last:
                 return self._logits(state)
             self.traffic.hand_on([], state.residual)
             return state.residual
+
+    def _encode_images(self, batch: Batch) -> None:
+        if batch.encoder is not None and self.images is not None:
+            self.images.run(batch.encoder)
 
     def _forward(
         self, batch: Batch, *, every_token: bool, layers: CountedLayers | None = None
@@ -205,6 +213,8 @@ class TorchExecutor:
         elif inputs.pending_slots.shape[0]:
             pending = self.last_tokens.index_select(0, inputs.pending_slots)
             token_ids = token_ids.index_copy(0, inputs.pending_tokens, pending)
+        if self.images is not None:
+            inputs.images = self.images.prepare(batch)
         states = None if self.speculation is None else self.speculation.states
         needs_all = every_token or states is not None or len(inputs.sample_rows) == inputs.num_tokens
         attention: AttentionPass = self.attention.prepare(inputs, None if needs_all else inputs.sample_rows)
@@ -215,7 +225,10 @@ class TorchExecutor:
             hidden = model.embed(self.ops, token_ids)
         else:
             hidden = model.enter(self.ops, traffic.receive(inputs.num_tokens))
-        state: ResidualState = model(self.ops, hidden, attention)
+        if (images := inputs.images) is None:
+            state: ResidualState = model(self.ops, hidden, attention)
+        else:
+            state = model(self.ops, images.place(hidden), attention, **images.features)
         if states is not None:
             states.store(self.ops, inputs.write_pages[0] * self.pool.spec.page_size + inputs.write_offsets)
             if not every_token:

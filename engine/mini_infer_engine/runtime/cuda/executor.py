@@ -63,6 +63,7 @@ from mini_infer_engine.runtime.cuda.speculation import CudaSpeculation
 from mini_infer_engine.runtime.cuda.stage import CudaStage
 from mini_infer_engine.runtime.embeddings import Embeddings, needs_embeddings
 from mini_infer_engine.runtime.hidden_states import HiddenStates
+from mini_infer_engine.runtime.image_encoder import image_encoder_of
 from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs, build_inputs
 from mini_infer_engine.runtime.inputs.layer_progress import LayerCounters, MarkedAttention
 from mini_infer_engine.runtime.memory.hidden_pages import decode_index
@@ -107,7 +108,15 @@ class CudaExecutor:
         self.captured_ops = TritonOps(self.kernels, worker.collectives)
         self.state = DeviceBatchState(settings.max_num_seqs, width, pool.null_page, device, len(pool.kv_cache.groups))
         longest = width * pool.spec.page_size
-        self.attention = triton_backend(model.attention_layers, pool, longest, self.kernels, self.prefill_kernel())
+        vision = worker.config.vision
+        self.attention = triton_backend(
+            model.attention_layers,
+            pool,
+            longest,
+            self.kernels,
+            self.prefill_kernel(),
+            sees_later_keys=vision is not None and vision.is_bidirectional,
+        )
         buckets, prefills = decode_buckets(settings.max_num_seqs), self._prefill_sizes()
         most_rows = max((decodes + prefill_sequences(tokens) for tokens, decodes in prefills), default=0)
         self.sampling = CudaSampling(
@@ -134,6 +143,7 @@ class CudaExecutor:
         self.stage = None
         if worker.link.size > 1:
             self.stage = CudaStage(worker, self.state, max([buckets[-1], *(tokens for tokens, _ in prefills)]))
+        self.images = image_encoder_of(worker)
         self.layers: LayerCounters | None = None
         """Counters by which passes with prompts report the progress of their layers."""
         self.decode_graphs: dict[int, DecodeGraph] = {}
@@ -351,6 +361,8 @@ class CudaExecutor:
         goes_on = [_continues(row) for row in prefills]
         with torch.inference_mode():
             self._transfer(batch.transfers)
+            if batch.encoder is not None and self.images is not None:
+                self.images.run(batch.encoder)
             if stage is not None and not stage.is_last:
                 return self._launch_part(batch, goes_on, stage)
             if self.speculation is not None:
@@ -427,7 +439,7 @@ class CudaExecutor:
         """
         num_decodes, num_rows = batch.num_decodes, len(batch.rows)
         decodes, prefills = batch.rows[:num_decodes], batch.rows[num_decodes:]
-        is_eager = any(row.prompt_targets for row in prefills) or needs_embeddings(prefills)
+        is_eager = any(row.prompt_targets or row.images for row in prefills) or needs_embeddings(prefills)
         continued = [index for index, goes in enumerate(goes_on, start=num_decodes) if goes]
         if self.decode_graphs and not is_eager and len(continued) == len(prefills):
             yield range(num_rows), partial(self._decode_graph(num_rows).run, batch.rows, prefills)
@@ -512,6 +524,8 @@ class CudaExecutor:
     def logits(self, batch: Batch) -> Tensor:
         """Returns the logits of every token of a pass, [tokens, vocab], computed kernel by kernel."""
         with torch.inference_mode():
+            if batch.encoder is not None and self.images is not None:
+                self.images.run(batch.encoder)
             return self.worker.model.logits(self.ops, self._eager(batch, every_token=True)[1])
 
     def _eager(self, batch: Batch, *, every_token: bool) -> tuple[PassInputs, ResidualState]:
@@ -527,6 +541,8 @@ class CudaExecutor:
             positions, kv_lengths = gather_places(inputs.pending_slots, state)
             inputs.positions = inputs.positions.index_copy(0, inputs.pending_tokens, positions)
             inputs.kv_lengths = inputs.kv_lengths.index_copy(0, inputs.pending_tokens, kv_lengths)
+        if self.images is not None:
+            inputs.images = self.images.prepare(batch)
         stores_all = self.states is not None
         attention: AttentionPass = self.attention.plan(inputs, every_token=every_token or stores_all)
         if self.layers is not None and batch.report_layers is not None:
@@ -539,7 +555,10 @@ class CudaExecutor:
             hidden = model.embed(self.ops, token_ids)
         else:
             hidden = model.enter(self.ops, self.stage.traffic.receive(inputs.num_tokens))
-        residual: ResidualState = model(self.ops, hidden, attention)
+        if (images := inputs.images) is None:
+            residual: ResidualState = model(self.ops, hidden, attention)
+        else:
+            residual = model(self.ops, images.place(hidden), attention, **images.features)
         if self.states is not None:
             self.states.store(self.ops, self._kv_index(inputs))
             if not every_token:
@@ -577,7 +596,7 @@ def refused_capture(config: ModelConfig) -> Iterator[None]:
 def _continues(row: Row) -> bool:
     """Returns True if a chunk is like a decode row: one token, from whose logits the next is sampled."""
     is_one = row.count == 1 and row.num_samples == 1 and row.sampling is not None
-    return is_one and not row.prompt_targets and not row.embeds
+    return is_one and not row.prompt_targets and not row.embeds and not row.images
 
 
 class FlashPrefillExecutor(CudaExecutor):

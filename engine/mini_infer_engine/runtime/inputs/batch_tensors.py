@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.device import to_device
+from mini_infer_engine.runtime.inputs.image_inputs import PassImages
 
 
 @dataclass(slots=True)
@@ -41,6 +42,8 @@ class PassInputs:
     pending_tokens: Tensor  # [pending] tokens whose id only the device knows
     pending_slots: Tensor  # [pending] the slots that sampled them
     all_pending: bool
+    images: PassImages | None = None
+    """Images of the pass; set by the executor."""
 
     @property
     def num_tokens(self) -> int:

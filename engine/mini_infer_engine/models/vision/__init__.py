@@ -1,0 +1,1 @@
+"""Vision encoders: transformers' towers with their projectors, whose outputs our decoders read."""
