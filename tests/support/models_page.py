@@ -1,8 +1,7 @@
 """docs/models.md out of the architectures that are tested: `python -m tests.support.models_page > docs/models.md`."""
 
-from mini_infer_engine.config.model.architectures import HYBRIDS, TEXT_PARTS
+from mini_infer_engine.config.model.architectures import HYBRIDS
 from mini_infer_engine.config.model.transformers_architectures import REFUSED
-from mini_infer_engine.config.model.vision import FAMILIES
 from mini_infer_engine.models.support import ModelSupport, supported_models
 
 _HEAD = """\
@@ -91,7 +90,9 @@ def page() -> str:
     """The whole page."""
     models = supported_models()
     hybrids = [_row(model) for model in models if model.architecture in HYBRIDS]
-    native = [_row(model) for model in models if model.implementation == "native" and model.architecture not in HYBRIDS]
+    images = [_row(model) for model in models if model.reads_images]
+    others = [model for model in models if not model.reads_images and model.architecture not in HYBRIDS]
+    native = [_row(model) for model in others if model.implementation == "native"]
     through = [_row(model) for model in models if model.implementation == "transformers" and model.generates]
     encoders = [
         f"| `{model.architecture}` | `{model.model_type}` | {model.gpu} |" for model in models if not model.generates
@@ -114,8 +115,8 @@ def page() -> str:
             *hybrids,
             "",
             _IMAGES,
-            "| architecture | decoder |\n|---|---|",
-            *(f"| `{name}` | `{TEXT_PARTS[name]}` |" for name in FAMILIES),
+            f"| architecture | file | {_HEADING}\n{_RULE}",
+            *images,
             "",
             _THROUGH,
             f"| architecture | `model_type` | {_HEADING}\n{_RULE}",

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from mini_infer_engine.core.request import ImageInput
 
-Family = Literal["qwen2_5_vl", "qwen3_vl", "gemma3"]
+Family = Literal["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "gemma3"]
 FAMILIES: tuple[Family, ...] = ("qwen2_5_vl", "qwen3_vl", "gemma3")
 CLASSES: dict[Family, str] = {
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
+    "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
     "gemma3": "Gemma3ForConditionalGeneration",
 }
 IMAGE_TOKEN, VISION_START, VISION_END = 190, 191, 192
@@ -105,6 +106,12 @@ _CONFIGS: dict[Family, dict[str, Any]] = {
             "vision_use_head": False,
         },
     },
+}
+
+
+_CONFIGS["qwen3_vl_moe"] = _CONFIGS["qwen3_vl"] | {
+    "text_config": _CONFIGS["qwen3_vl"]["text_config"]
+    | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": [1]}
 }
 
 

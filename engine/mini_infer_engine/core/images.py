@@ -4,20 +4,17 @@ A prompt has one placeholder token for each embedding that the vision encoder ma
 """
 
 import math
+from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from mini_infer_contract.images import DIGEST_BYTES, image_key_ids
 from mini_infer_engine.config.model.vision import VisionConfig
 from mini_infer_engine.core.request import ImageInput
-
-if TYPE_CHECKING:
-    from array import array
 
 
 class RowImage(msgspec.Struct, frozen=True, gc=False):
@@ -123,8 +120,7 @@ def key_ids(token_ids: "array[int]", start: int, images: Items[ImageInput]) -> "
         first, last = max(start, image.offset), min(end, image.offset + image.num_tokens)
         if first < last:
             words = image_key_ids(image.digest, last - image.offset)[first - image.offset :]
-            for index, word in zip(range(first - start, last - start), words, strict=True):
-                token_ids[index] = word
+            token_ids[first - start : last - start] = array("I", words)
     return token_ids
 
 

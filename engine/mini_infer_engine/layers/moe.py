@@ -151,6 +151,8 @@ class SparseMoE(nn.Module):
             self.local_experts = range(begin, end)
         self.reads_stacks = False
         """True if the checkpoint has the two stacks as tensors; False if it has each expert's own."""
+        self.transposes_stacks = False
+        """True if the matrices of those stacks are stored transposed, with a row for each input."""
         self.stored: StoredExperts | None = None
         """The quantised experts. None: weights are in the model's dtype, in `gate_up_proj` and `down_proj`."""
         experts, hidden, width = len(self.local_experts), spec.latent_size or spec.hidden_size, self._share.count
@@ -218,16 +220,26 @@ class SparseMoE(nn.Module):
         return tensors | (self._shared_tensors(f"{path}.shared_experts") if self.spec.num_shared else {})
 
     def stack_placements(self, gate_up: str, down: str) -> dict[str, Placement]:
-        """Maps a checkpoint's two stacks of all experts, by their names, to this rank's part of them."""
+        """Maps a checkpoint's two stacks of all experts, by their names, to this rank's experts, or to its share of the
+        width of each.
+        """
+        begin, end = self.local_experts.start, self.local_experts.stop
+        experts, size, hidden = self.spec.num_experts, self.spec.intermediate_size, self.gate_up_proj.shape[2]
+        sides = 2 if self.spec.is_gated else 1
+        rows, columns = (2, 1) if self.transposes_stacks else (1, 2)
         parts: tuple[Part | None, Part | None] = (None, None)
-        if len(self.local_experts) < self.spec.num_stacked:
-            experts = Shard(self.spec.num_experts, ((self.local_experts.start, self.local_experts.stop),))
-            parts = (Part(0, experts), Part(0, experts))
+        if end - begin < experts:
+            parts = (Part(0, Shard(experts, ((begin, end),))),) * 2
         elif self.is_summed:
-            parts = (Part(1, side_by_side([self._share] * 2)), Part(2, self._share))
-        stacks = self.gate_up_proj, self.down_proj
-        placed = (Placement(stack, part=part) for stack, part in zip(stacks, parts, strict=True))
-        return dict(zip((gate_up, down), placed, strict=True))
+            parts = Part(rows, side_by_side([self._share] * sides)), Part(columns, self._share)
+        shapes, expand = ((experts, sides * size, hidden), (experts, hidden, size)), None
+        if self.transposes_stacks:
+            shapes = ((experts, hidden, sides * size), (experts, size, hidden))
+            expand = partial(torch.transpose, dim0=1, dim1=2)
+        return {
+            gate_up: Placement(self.gate_up_proj, (shapes[0],), expand, parts[0]),
+            down: Placement(self.down_proj, (shapes[1],), expand, parts[1]),
+        }
 
     def _unread(self, name: str) -> dict[str, Placement]:
         """Returns placements of another rank's expert: its shapes are checked, and none of its rows are read."""

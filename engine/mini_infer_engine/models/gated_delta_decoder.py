@@ -15,7 +15,6 @@ from mini_infer_engine.layers.attention import Attention, AttentionBlock
 from mini_infer_engine.layers.gated_delta_net import GatedDeltaNet
 from mini_infer_engine.layers.head_order import reordered
 from mini_infer_engine.layers.linear import Linear, PackedLinear
-from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.layers.recurrent import RecurrentBlock
 from mini_infer_engine.layers.rotary import rotary_order
@@ -23,7 +22,7 @@ from mini_infer_engine.models.causal_model import StoredWeights
 from mini_infer_engine.models.decoder import DecoderLayer
 from mini_infer_engine.models.mtp_names import QWEN, MtpNames
 from mini_infer_engine.models.recurrent_decoder import HybridModel, RecurrentLayer
-from mini_infer_engine.models.sparse_decoder import SparseLayer
+from mini_infer_engine.models.sparse_decoder import SparseLayer, find_stacks
 from mini_infer_engine.ops.base import AttentionPass, Ops, RecurrentPass, ResidualState
 
 _KINDS: dict[str, Mixer] = {"linear_attention": "recurrent", "full_attention": "attention"}
@@ -123,10 +122,7 @@ class GatedDeltaModel(HybridModel):
 
     def read_names(self, checkpoint: StoredWeights) -> None:
         """Finds out if experts are stored as stacks, as in Qwen3.5's files, or one by one."""
-        reads_stacks = any(name.endswith(".experts.gate_up_proj") for name in checkpoint.tensors)
-        for module in self.modules():
-            if isinstance(module, SparseMoE):
-                module.reads_stacks = reads_stacks
+        find_stacks(self, checkpoint)
 
     def is_elsewhere(self, checkpoint_name: str) -> bool:
         """True also for tensors of the layers that predict further tokens."""

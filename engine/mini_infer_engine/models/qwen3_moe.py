@@ -5,9 +5,16 @@ from typing import ClassVar
 from mini_infer_engine.config.json_fields import Fields
 from mini_infer_engine.config.model.model_config import ModelConfig, parse_activation, parse_decoder
 from mini_infer_engine.layers.moe import MoESpec
+from mini_infer_engine.models.causal_model import StoredWeights
 from mini_infer_engine.models.decoder import DecoderLayer
 from mini_infer_engine.models.qwen2 import qwen_windows
-from mini_infer_engine.models.sparse_decoder import SparseConfig, SparseLayer, SparseModel, experts_per_token
+from mini_infer_engine.models.sparse_decoder import (
+    SparseConfig,
+    SparseLayer,
+    SparseModel,
+    experts_per_token,
+    find_stacks,
+)
 
 
 class Qwen3MoeLayer(SparseLayer):
@@ -20,6 +27,10 @@ class Qwen3MoeForCausalLM(SparseModel):
     """Qwen3's decoder with sparse feed-forward blocks (Yang et al. 2025, arXiv 2505.09388)."""
 
     layer_class: ClassVar[type[DecoderLayer]] = Qwen3MoeLayer
+
+    def read_names(self, checkpoint: StoredWeights) -> None:
+        """Finds out if experts are stored as stacks, as in Qwen3-VL's files, or one by one."""
+        find_stacks(self, checkpoint)
 
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:

@@ -10,6 +10,7 @@ from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.layers.mlp import GatedMLP
 from mini_infer_engine.layers.moe import MoESpec, SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
+from mini_infer_engine.models.causal_model import StoredWeights
 from mini_infer_engine.models.decoder import LAYER_NAME, DecoderLayer, DecoderModel
 from mini_infer_engine.ops.base import Ops, ResidualState
 
@@ -74,6 +75,20 @@ class SparseLayer(DecoderLayer):
         if isinstance(self.mlp, SparseMoE):
             return ops.moe_add_norm(state, self.post_attention_layernorm, self.mlp, next_norm)
         return super().feed_forward(ops, state, next_norm)
+
+
+def find_stacks(model: nn.Module, checkpoint: StoredWeights) -> None:
+    """Finds out if the experts of a checkpoint are stored as stacks, as in Qwen3.5's files and transposed in those of
+    Qwen3-VL, or one by one.
+    """
+    stacks = {
+        name: tensor.shape for name, tensor in checkpoint.tensors.items() if name.endswith(".experts.gate_up_proj")
+    }
+    for module in model.modules():
+        if isinstance(module, SparseMoE) and stacks:
+            transposed = (module.spec.hidden_size, 2 * module.spec.intermediate_size)
+            module.reads_stacks = True
+            module.transposes_stacks = any(tuple(shape[1:]) == transposed for shape in stacks.values())
 
 
 class SparseModel(DecoderModel):

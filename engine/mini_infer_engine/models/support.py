@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mini_infer_engine.config.model.architectures import HYBRIDS, MODELS, MTP
+from mini_infer_engine.config.model.architectures import HYBRIDS, MODELS, MTP, TEXT_PARTS
 from mini_infer_engine.config.model.transformers_architectures import THROUGH_TRANSFORMERS, TransformersArchitecture
+from mini_infer_engine.config.model.vision import FAMILIES
 from mini_infer_engine.config.pooling.read_pooler import ENCODERS
 from mini_infer_engine.gguf.architectures import ARCHITECTURES
 
@@ -50,6 +51,7 @@ class ModelSupport:
     speculation: Sequence[str]
     """The values of `--speculative-method` that go with it, on one device."""
     cpu: bool = True
+    reads_images: bool = False
     generates: bool = True
     """False if it makes embeddings and scores alone, in the pooling engine."""
 
@@ -71,6 +73,7 @@ def supported_models() -> list[ModelSupport]:
         for name, module in MODELS.items()
     ]
     through = [_through_transformers(name, each) for name, each in THROUGH_TRANSFORMERS.items() if name not in MODELS]
+    native += [_with_images(name) for name in FAMILIES]
     return native + through + [_encoder(name, model_type) for name, model_type in ENCODERS.items()]
 
 
@@ -79,6 +82,21 @@ def _speculation(name: str) -> tuple[str, ...]:
     if name in HYBRIDS:
         return ()
     return ("ngram", "draft_model", "head", "eagle3", *(("mtp",) if name in MTP else ()))
+
+
+def _with_images(name: str) -> ModelSupport:
+    """Returns a model whose decoder is a file of ours, and whose vision encoder is transformers'."""
+    return ModelSupport(
+        architecture=name,
+        implementation="native",
+        model_type=MODELS[TEXT_PARTS[name]],
+        gpu="untested",
+        tensor_parallel=True,
+        quantised=True,
+        gguf=False,
+        speculation=_speculation(TEXT_PARTS[name]),
+        reads_images=True,
+    )
 
 
 def _encoder(name: str, model_type: str) -> ModelSupport:

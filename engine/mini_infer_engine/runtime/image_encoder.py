@@ -45,7 +45,7 @@ class ImageEncoder:
 
     def prepare(self, batch: Batch) -> PassImages | None:
         """Returns the images of a pass, or None if none of its rows has any."""
-        if not any(row.images for row in batch.rows):
+        if not any(row.images for row in batch.rows[batch.num_decodes :]):
             return None
         rows, hidden_size = batch.rows, self._encoder.hidden_size
         places, parts = placeholder_tokens(rows)

@@ -4,15 +4,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.core.encoder_cache import EncoderCacheManager
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.images import PromptImages
 from mini_infer_engine.core.request import BeamSearch, ImageInput, Output, Request, SamplingParams
+from mini_infer_engine.core_process.build import BuiltEngine, build_engine
 from mini_infer_engine.runtime.model_runner import ModelRunner
 from tests.support.thread_group import RanksTogether, ThreadGroup
 from tests.support.tiny_models import GREEDY, PageDealer, tiny_runner
@@ -54,7 +58,7 @@ class Model:
         return Engine(runner.settings, runner, (), runner.max_model_len, "revision", vision=vision), runner
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=[*FAMILIES, "qwen3_vl_moe"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     return Model(request.param, tmp_path_factory.mktemp(request.param))
 
@@ -157,12 +161,17 @@ def test_texts_equal_generate_when_a_hit_ends_within_an_image(model: Model) -> N
     assert max(output.num_cached_tokens for output in outputs) == 32
 
 
-def test_texts_equal_generate_when_sequences_with_images_are_preempted(model: Model) -> None:
+@pytest.mark.parametrize("swap", [0, 1 << 22])
+def test_texts_equal_generate_when_sequences_with_images_are_preempted(
+    model: Model, swap: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompts = [model.prompt(5 + index, model.one, 3, model.other, 4, seed=index) for index in range(4)]
     page_bytes = tiny_runner(model.folder).worker.page_bytes(16)
-    engine, _ = model.engine(kv_cache_memory=10 * page_bytes, max_num_seqs=4, max_model_len=100)
+    limits = {"kv_cache_memory": 10 * page_bytes, "max_num_seqs": 4, "max_model_len": 100}
+    engine, _ = model.engine(kv_swap_memory=swap, **limits)
     made = run(engine, *(request_of(str(index), prompt, 30) for index, prompt in enumerate(prompts)))
     assert engine.scheduler.num_preemptions
+    assert bool(engine.scheduler.kv_cache.num_swaps) == bool(swap)
     assert made == {str(index): model.text(prompt, 30) for index, prompt in enumerate(prompts)}
 
 
@@ -208,6 +217,64 @@ def test_beams_equal_those_of_generate_when_a_prompt_has_an_image(model: Model) 
             pad_token_id=0,
         )[:, len(prompt[0]) :].tolist()
     assert [made[name] for name in beams.request_ids] == expected
+
+
+def test_prompt_logprobs_equal_transformers_when_a_prompt_has_images(model: Model) -> None:
+    engine, _ = model.engine(max_num_batched_tokens=24, max_num_seqs=4)
+    prompt = model.prompt(9, model.one, 7, model.other, 4)
+    sampling = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+    engine.add(msgspec.structs.replace(request_of("a", prompt), sampling=sampling))
+    found: list[float] = []
+    while engine.has_work:
+        found += [entry.logprob for output in engine.step() for entry in output.prompt_logprobs]
+    expected = model.logits(prompt).log_softmax(-1)[:-1].gather(1, torch.tensor(prompt[0][1:])[:, None])[:, 0]
+    assert (torch.tensor(found) - expected).abs().max() <= TOLERANCE
+
+
+def test_an_image_is_encoded_again_when_the_pass_that_encoded_it_has_failed(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, runner = model.engine()
+    prompt = model.prompt(5, model.one, 4)
+    with monkeypatch.context() as broken:
+        broken.setattr(runner.worker.model.vision, "encode", lambda *_: 1 / 0)
+        engine.add(request_of("failed", prompt))
+        assert [output.finish_reason for output in engine.step()] == ["error"]
+    assert run(engine, request_of("again", prompt))["again"] == model.text(prompt, 8)
+
+
+@pytest.mark.parametrize("whole_experts", [False, True])
+def test_logits_equal_transformers_when_stacks_of_experts_are_stored_transposed(
+    tmp_path: Path, whole_experts: bool
+) -> None:
+    """The files of the hub have a row for each input, those that transformers saves one for each output."""
+    model = Model("qwen3_vl_moe", tmp_path)
+    file = tmp_path / "model.safetensors"
+    stored = load_file(file)
+    turned = {
+        name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor for name, tensor in stored.items()
+    }
+    save_file(turned, file, {"format": "pt"})
+    prompt = model.prompt(5, model.one, 4)
+    group = ThreadGroup(tmp_path, 2, tensor_parallel_size=2, enable_expert_parallel=whole_experts)
+    sizes = [len(prompt[0])]
+    for actual in (
+        chunk_logits(tiny_runner(tmp_path), prompt, sizes),
+        *group.run(lambda rank: chunk_logits(rank, prompt, sizes)),
+    ):
+        assert (actual - model.logits(prompt)).abs().max() <= TOLERANCE
+
+
+def test_a_server_learns_which_images_its_model_reads(model: Model) -> None:
+    settings = {"skip_tokenizer_init": True, "kv_cache_memory": 1 << 22, "device": "cpu", "max_num_seqs": 4}
+    for limit, expected in ((None, 999), ('{"image": 3}', 3), ('{"image": 0}', 0)):
+        built = build_engine(EngineSettings(model=str(model.folder), limit_mm_per_prompt=limit, **settings))
+        assert isinstance(built, BuiltEngine)
+        family = model.family.removesuffix("_moe") if expected else ""
+        assert (built.model.vision, built.model.max_images) == (family, expected)
+    prompt = model.prompt(5, model.one, 4)
+    built = build_engine(EngineSettings(model=str(model.folder), **settings))
+    assert run(built.engine, request_of("a", prompt))["a"] == model.text(prompt, 8)
 
 
 def test_no_encoder_is_loaded_when_the_limit_of_images_is_zero(model: Model) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from mini_infer_engine.config.model.architectures import MODELS
 from mini_infer_engine.config.model.transformers_architectures import REFUSED, THROUGH_TRANSFORMERS
+from mini_infer_engine.config.model.vision import FAMILIES
 from mini_infer_engine.config.pooling.read_pooler import ENCODERS
 from mini_infer_engine.models.support import supported_models
 from mini_infer_engine.tools.models import main
@@ -20,7 +21,7 @@ def test_the_table_has_a_line_for_each_architecture_when_no_form_is_named(capsys
     heading, *lines = capsys.readouterr().out.splitlines()
     assert heading.split() == ["ARCHITECTURE", "IMPLEMENTATION", "CPU", "GPU", "TP", "QUANTISED", "GGUF", "SPECULATION"]
     found = {line.split()[0]: line.split()[1:] for line in lines}
-    assert found.keys() == {*MODELS, *THROUGH_TRANSFORMERS, *ENCODERS}
+    assert found.keys() == {*MODELS, *FAMILIES, *THROUGH_TRANSFORMERS, *ENCODERS}
     assert len(lines) == len(found)
     assert found["LlamaForCausalLM"] == ["native", *["yes"] * 5, "ngram,", "draft_model,", "head"]
     assert found["GPT2LMHeadModel"] == ["transformers", "yes", "yes", "no", "no", "no", "ngram,", "draft_model"]

@@ -72,6 +72,7 @@ TEXT_PARTS = {
     "Mistral3ForConditionalGeneration": "MistralForCausalLM",
     "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
     "Qwen3VLForConditionalGeneration": "Qwen3ForCausalLM",
+    "Qwen3VLMoeForConditionalGeneration": "Qwen3MoeForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
@@ -210,8 +211,8 @@ def _text_part(fields: Fields, name: str) -> Fields:
         raise fields.refuse("text_config", f"must be an object, the text model's config of {name}.")
     if name not in FAMILIES:
         log.info("%s: the text model of %s is served; images are refused", fields.path.parent, name)
-    elif FAMILIES[name] == "qwen3_vl":  # its files need not say so: transformers knows no other form
-        text = _with_interleaved_sections(text)
+    elif FAMILIES[name] == "qwen3_vl":  # its files need not say so: transformers knows no other forms
+        text = _with_interleaved_sections(text) | {"norm_topk_prob": True}
     shared = {key: value for key in _SHARED_FIELDS if (value := fields.values.get(key)) is not None}
     # The head is the whole model's, and tied unless its config says otherwise.
     head = {"tie_word_embeddings": fields.values.get("tie_word_embeddings", True)}

@@ -13,6 +13,7 @@ FAMILIES: dict[str, VisionFamily] = {
     "Gemma3ForConditionalGeneration": "gemma3",
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
     "Qwen3VLForConditionalGeneration": "qwen3_vl",
+    "Qwen3VLMoeForConditionalGeneration": "qwen3_vl",
 }
 """Families by the name in `architectures` of config.json."""
 
