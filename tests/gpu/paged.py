@@ -55,12 +55,16 @@ def exact_attention(
     window: int | None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    last_keys: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Causal attention of tokens from `first_position` on: [tokens, q_heads * head_dim] fp64."""
+    """Attention of tokens from `first_position` on, up to `last_keys` [tokens] or causal: [tokens, q_heads * head_dim]
+    fp64.
+    """
     group = q.shape[1] // keys.shape[1]
     positions = torch.arange(first_position, first_position + q.shape[0], device=q.device)[:, None]
     places = torch.arange(keys.shape[0], device=q.device)
-    seen = (places <= positions) & (places > positions - (window or 1 << 30))
+    ends = positions if last_keys is None else last_keys[:, None]
+    seen = (places <= ends) & (places > positions - (window or 1 << 30))
     scores = torch.einsum("qhd,thd->hqt", q.double(), keys.repeat_interleave(group, 1)) * scale
     if softcap is not None:
         scores = softcap * (scores / softcap).tanh()

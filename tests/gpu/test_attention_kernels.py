@@ -263,3 +263,41 @@ def test_prefill_attention(
         check([alone])  # few tiles: programs split the keys
         if not on_hopper:
             check([alone], 7, PrefillConfig(16, 32, 4, 2, programs=4000))
+
+
+@pytest.mark.parametrize("block", [3, 50])
+@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim", "page_size", "window", "dtype"), SHAPES)
+def test_prefill_attention_reaches_the_last_key_of_each_token_when_blocks_attend_in_both_directions(
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    window: int | None,
+    dtype: torch.dtype,
+    block: int,
+) -> None:
+    lengths = [before + new for before, new in CHUNKS]
+    paged = make_paged(lengths, page_size, kv_heads, head_dim, dtype)
+    counts = [new for _, new in CHUNKS]
+    total, scale = sum(counts), head_dim**-0.5
+    starts = torch.tensor([0, *counts], dtype=torch.int32, device=DEVICE).cumsum(0).to(torch.int32)
+    ends = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    seen = []
+    for before, new in CHUNKS:  # every other block sees its last token, the tokens between are causal
+        own = torch.arange(before, before + new, device=DEVICE)
+        block_ends = (own // block * block + block - 1).clamp(max=before + new - 1)
+        seen.append(torch.where(own // block % 2 == 0, block_ends, own))
+    q = strided_queries(total, q_heads, kv_heads, head_dim, dtype)
+    exact = torch.cat(
+        [
+            exact_attention(part, paged.keys[index], paged.values[index], before, scale, window, last_keys=ends_of_part)
+            for index, ((before, _), part, ends_of_part) in enumerate(zip(CHUNKS, q.split(counts), seen, strict=True))
+        ]
+    )
+    rows = PrefillRows(paged.tables, starts, ends, max(counts), max(lengths), last_keys=torch.cat(seen).int())
+    sizes = prefill_shape(q, paged.pool, rows, window)
+    for config in (POLICY.flash_attention_2_config(sizes), PrefillConfig(16, 32, 4, 2, programs=4000)):
+        mixed = prefill_attention(
+            q, paged.pool, rows, scale=scale, config=config, workspace=WORKSPACE, sliding_window=window
+        )
+        assert error(mixed, exact) <= ROUNDING[dtype], config
