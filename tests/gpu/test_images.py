@@ -31,6 +31,8 @@ from tests.support.vision_models import (
 pytestmark = GPU_ONLY
 TOLERANCE = 2e-3
 """Sums of fp32 in another order than a CPU's, through a vision encoder and a decoder."""
+BF16_SHARE = 0.06
+"""Largest error in bf16, of the largest logit: four decoder layers after three of an encoder, with wide weights."""
 
 
 @pytest.fixture(autouse=True)
@@ -42,11 +44,8 @@ def exact_convolutions() -> Iterator[None]:
     torch.backends.cudnn.allow_tf32 = usual
 
 
-def engine_of(folder: Path, **settings: Any) -> tuple[Engine, ModelRunner]:
-    runner = make_runner(make_settings(folder, **settings))
-    vision = runner.config.vision
-    assert vision is not None
-    return Engine(runner.settings, runner, (), runner.max_model_len, "revision", vision=vision), runner
+def runner_of(folder: Path, **settings: Any) -> ModelRunner:
+    return make_runner(make_settings(folder, mm_encoder_cache_tokens=256, max_num_seqs=4, **settings))
 
 
 def prompts_of(family: Family) -> list[tuple[list[int], list[ImageInput]]]:
@@ -55,52 +54,47 @@ def prompts_of(family: Family) -> list[tuple[list[int], list[ImageInput]]]:
     return [prompt_with_images(family, each, seed) for seed, each in enumerate(parts)]
 
 
-@pytest.mark.parametrize("page_size", [16, 128])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_equal_those_of_a_cpu_when_a_prompt_has_images(tmp_path: Path, family: Family, page_size: int) -> None:
-    model = save_vision_model(tmp_path, family)
-    runner = engine_of(tmp_path, page_size=page_size)[1]
-    token_ids, inputs = prompts_of(family)[0]
-    assert runner.config.vision is not None
-    images, encoder_cache = PromptImages.of(inputs, runner.config.vision), EncoderCacheManager(100, 100)
+def logits_of(runner: ModelRunner, prompt: tuple[list[int], list[ImageInput]]) -> torch.Tensor:
+    """Logits of a prompt in two chunks, the first of which ends between its images or within the second."""
+    (token_ids, inputs), vision = prompt, runner.config.vision
+    assert vision is not None
+    images, encoder_cache = PromptImages.of(inputs, vision), EncoderCacheManager(100, 100)
     table, parts, cut = PageDealer(runner).table(len(token_ids)), [], images.rows[0].end + 3
     for start, end in ((0, cut), (cut, len(token_ids))):
         batch, row = Batch([], 0), chunk(0, token_ids, start, end - start, table)
         encoder_cache.take(batch, row, images)
         batch.rows.append(row)
         parts.append(runner.logits(batch))
-    error = (torch.cat(parts).cpu() - expected_logits(model, family, token_ids, inputs)).abs().max()
-    print(f"{family}: largest difference of logits {error:.1e}")
-    assert error <= TOLERANCE
+    return torch.cat(parts).cpu()
 
 
-@pytest.mark.parametrize("settings", [{}, {"enforce_eager": True}, {"max_num_batched_tokens": 48}], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_texts_equal_generate_when_images_and_text_share_passes(
-    tmp_path: Path, family: Family, settings: dict[str, Any]
-) -> None:
+def test_logits_and_texts_equal_those_of_a_cpu_when_prompts_have_images(tmp_path: Path, family: Family) -> None:
+    """Prompts are cut, some share passes with text and decode rows, and the second turn finds prefixes in the cache."""
     model = save_vision_model(tmp_path, family)
-    engine, _ = engine_of(tmp_path, disable_hybrid_kv_cache_manager=False, **settings)
+    runner = runner_of(tmp_path, page_size=16, max_num_batched_tokens=64, disable_hybrid_kv_cache_manager=False)
     sampling, prompts = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True), prompts_of(family)
     expected = [expected_text(model, family, *prompt, 24) for prompt in prompts]
-    for turn in range(2):  # the second finds prefixes in the cache
+    engine = Engine(runner.settings, runner, (), runner.max_model_len, "revision", vision=runner.config.vision)
+    for turn in range(2):
         requests = [
             Request(request_id=f"{turn} {index}", prompt_token_ids=ids, images=images, sampling=sampling)
             for index, (ids, images) in enumerate(prompts)
         ]
         assert texts(engine, requests) == expected
     assert engine.scheduler.encoder_cache.num_encoded == 2
+    if runner.kv_cache.is_uniform:  # else rows have several page tables
+        error = (logits_of(runner, prompts[0]) - expected_logits(model, family, *prompts[0])).abs().max()
+        print(f"{family}: largest difference of logits in fp32 {error:.1e}")
+        assert error <= TOLERANCE
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bfloat16_texts_are_those_of_passes_without_graphs_when_prompts_have_images(
-    tmp_path: Path, family: Family
-) -> None:
-    save_vision_model(tmp_path, family)
-    sampling, made = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True), []
-    for eager in (False, True):
-        engine, _ = engine_of(tmp_path, dtype="bfloat16", enforce_eager=eager)
-        ids, images = prompts_of(family)[0]
-        request = Request(request_id="a", prompt_token_ids=ids, images=images, sampling=sampling)
-        made.append(texts(engine, [request]))
-    assert made[0] == made[1]
+def test_bfloat16_logits_are_near_those_of_a_cpu_when_prompts_have_images(tmp_path: Path, family: Family) -> None:
+    model = save_vision_model(tmp_path, family)
+    runner = runner_of(tmp_path, dtype="bfloat16", enforce_eager=True, page_size=128)
+    prompt = prompts_of(family)[0]
+    expected = expected_logits(model, family, *prompt)
+    share = (logits_of(runner, prompt).float() - expected).abs().max() / expected.abs().max()
+    print(f"{family}: largest difference of logits in bf16 {share:.1%} of the largest")
+    assert share <= BF16_SHARE

@@ -197,6 +197,8 @@ class DecoderModel(CausalModel):
         self.vision = None if config.vision is None else make_vision_encoder(config.vision, config.hidden_size)
         self._dtype = torch.get_default_dtype()
         self.taps: HiddenTaps | None = None
+        self.deepstack: DeepstackFeatures | None = None
+        """Features of the vision encoder that this pass adds after the first layers; the caller sets it for a pass."""
         self.tied_head_method: LinearMethod | None = None
         """Stores a tied head in memory of its own; None: it shares the embeddings' weight."""
         self._tied_head: list[Linear] = []  # in a list: it is no module of its own, its weight is the embeddings'
@@ -375,14 +377,12 @@ class DecoderModel(CausalModel):
             hidden.mul_(torch.tensor(self.config.embedding_scale, dtype=hidden.dtype).item())
         return hidden
 
-    def forward(
-        self, ops: Ops, hidden: Tensor, attention: AttentionPass, deepstack: DeepstackFeatures | None = None
-    ) -> ResidualState:
+    def forward(self, ops: Ops, hidden: Tensor, attention: AttentionPass) -> ResidualState:
         """Maps embedded tokens [tokens, hidden] to the residual state after the last layer, before the last norm.
 
         The result is the state of the tokens that `attention` selects: the last layer computes only keys and values of
         others. A pipeline stage begins with the output of the stage before it for all tokens, and returns its own for
-        the next. `deepstack` has features of the vision encoder that are added after the first layers.
+        the next.
         """
         state = ResidualState(hidden)
         layers = self.layers
@@ -395,8 +395,8 @@ class DecoderModel(CausalModel):
             taps.begin()
         for number, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
             state = layer(ops, state, attention, next_norm)
-            if deepstack is not None and number < len(deepstack.layers):
-                state = deepstack.add(state, number, attention.logits_indices if number == last else None)
+            if self.deepstack is not None and number < len(self.deepstack.layers):
+                state = self.deepstack.add(state, number, attention.logits_indices if number == last else None)
             if taps is not None and number in taps.layers:
                 taps.keep(state.residual, None if number == last else attention.logits_indices)
         if self.config.tensor_parallel.size > 1 and not state.residual.shape[0]:

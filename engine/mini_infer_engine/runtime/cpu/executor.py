@@ -228,7 +228,7 @@ class TorchExecutor:
         if (images := inputs.images) is None:
             state: ResidualState = model(self.ops, hidden, attention)
         else:
-            state = model(self.ops, images.place(hidden), attention, **images.features)
+            state = images.forward(model, self.ops, hidden, attention)
         if states is not None:
             states.store(self.ops, inputs.write_pages[0] * self.pool.spec.page_size + inputs.write_offsets)
             if not every_token:

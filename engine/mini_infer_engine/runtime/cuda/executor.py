@@ -558,7 +558,7 @@ class CudaExecutor:
         if (images := inputs.images) is None:
             residual: ResidualState = model(self.ops, hidden, attention)
         else:
-            residual = model(self.ops, images.place(hidden), attention, **images.features)
+            residual = images.forward(model, self.ops, hidden, attention)
         if self.states is not None:
             self.states.store(self.ops, self._kv_index(inputs))
             if not every_token:

@@ -11,7 +11,10 @@ from torch import Tensor
 
 from mini_infer_engine.core.batch import Row
 from mini_infer_engine.core.images import RowImage
+from mini_infer_engine.models.causal_model import CausalModel
+from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.models.vision.deepstack import DeepstackFeatures
+from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +27,15 @@ class PassImages:
     positions: Tensor | None  # [3, tokens] int64, in time, height and width; None if positions have one dimension
     last_keys: Tensor | None  # [tokens] int64, the last cache index that each token sees; None: its own
 
-    @property
-    def features(self) -> dict[str, DeepstackFeatures]:
-        """The arguments of the model's forward pass that only models with DeepStack take."""
-        return {} if self.deepstack is None else {"deepstack": self.deepstack}
-
-    def place(self, hidden: Tensor) -> Tensor:
-        """Writes the embeddings of images over those of their placeholders [tokens, hidden], in place."""
-        return hidden.index_copy_(0, self.tokens, self.embeddings)
+    def forward(self, model: CausalModel, ops: Ops, hidden: Tensor, attention: AttentionPass) -> ResidualState:
+        """Runs the model over embedded tokens [tokens, hidden], those of images in place of their placeholders."""
+        assert isinstance(model, DecoderModel), "other models have no vision encoder"
+        model.deepstack = self.deepstack
+        try:
+            state: ResidualState = model(ops, hidden.index_copy_(0, self.tokens, self.embeddings), attention)
+        finally:
+            model.deepstack = None
+        return state
 
 
 def placeholder_tokens(rows: Sequence[Row]) -> tuple[np.ndarray, list[tuple[bytes, int, int]]]:
