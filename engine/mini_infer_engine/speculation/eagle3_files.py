@@ -32,6 +32,8 @@ def parse_eagle3(fields: Fields, target: ModelConfig) -> Eagle3Shape:
     values = fields.values
     if values.get(_TYPE, "eagle3") != "eagle3":
         raise fields.refuse(_TYPE, "only eagle3 is supported.")
+    if fields.boolean("norm_before_fc", False):
+        raise fields.refuse("norm_before_fc", "only heads that fuse hidden states as they are are supported.")
     layer = _object(fields, _LAYER) if _TYPE in values else fields
     if layer.values.get("model_type", "llama") != "llama":
         raise layer.refuse("model_type", "only layers of Llama's kind are supported.")

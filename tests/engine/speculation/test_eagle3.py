@@ -116,6 +116,7 @@ def test_every_draft_token_is_accepted_when_the_head_is_exact(tmp_path: Path) ->
     ("speculators", "changes", "message_part"),
     [
         (True, {"speculators_model_type": "eagle"}, "speculators_model_type = 'eagle'"),
+        (True, {"norm_before_fc": True}, "norm_before_fc = True"),
         (True, {"transformer_layer_config": None}, "transformer_layer_config = None"),
         (True, {"target_hidden_size": 96}, "target_hidden_size = 96.* 64 "),
         (True, {"draft_vocab_size": 200}, "draft_vocab_size = 200.* 199 "),
