@@ -4,6 +4,7 @@ Every pass stores the states of all its tokens: with guesses or without, by chun
 """
 
 from collections.abc import Sequence
+from typing import Self
 
 from msgspec.structs import replace
 from torch import Tensor
@@ -25,7 +26,7 @@ class HiddenStates:
         self._taps = draft.target.taps = HiddenTaps(draft.tapped_layers)
 
     @classmethod
-    def of(cls, draft: CausalModel | None, pool: KVPool) -> "HiddenStates | None":
+    def of(cls, draft: CausalModel | None, pool: KVPool) -> Self | None:
         """Returns the hidden states that this draft reads from the pool of its target, or None if it reads none."""
         if not isinstance(draft, HiddenDraft):
             return None
@@ -34,7 +35,11 @@ class HiddenStates:
 
     def store(self, ops: Ops, kv_index: Tensor) -> None:
         """Stores the states of the target's last pass, of all tokens; kv_index [tokens], negative: nowhere."""
-        self.pages.write(kv_index, self.draft.fuse(ops, self._taps.take()))
+        self.pages.write(kv_index, self.take(ops))
+
+    def take(self, ops: Ops) -> Tensor:
+        """Returns what is stored of the tokens of the target's last pass, [tokens, width], and forgets it."""
+        return self.draft.fuse(ops, self._taps.take())
 
     def embed(self, ops: Ops, token_ids: Tensor, kv_index: Tensor) -> Tensor:
         """Returns the draft's input for tokens [tokens] whose entries are at kv_index [tokens], by stored states."""

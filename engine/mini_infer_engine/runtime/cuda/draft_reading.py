@@ -22,7 +22,8 @@ from mini_infer_engine.runtime.attention.triton_attention import TritonAttention
 from mini_infer_engine.runtime.attention.triton_backends import TritonBackend
 from mini_infer_engine.runtime.cuda.device_state import DeviceBatchState
 from mini_infer_engine.runtime.cuda.graphs import record
-from mini_infer_engine.runtime.hidden_states import HiddenStates, entry_rows
+from mini_infer_engine.runtime.cuda.hidden_states import CudaHiddenStates
+from mini_infer_engine.runtime.hidden_states import entry_rows
 from mini_infer_engine.runtime.inputs.batch_tensors import build_inputs
 from mini_infer_engine.runtime.inputs.host_staging import PinnedStaging
 
@@ -53,7 +54,7 @@ class DraftReading:
         *,
         max_rows: int,
         most_tokens: int,
-        states: HiddenStates | None = None,
+        states: CudaHiddenStates | None = None,
     ) -> None:
         """Prepares readings of at most `max_rows` rows and `most_tokens` tokens; `kernels.sampling.speculate` defines
         history. `states` are the target's hidden states if the draft reads them.

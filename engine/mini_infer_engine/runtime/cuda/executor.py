@@ -58,11 +58,11 @@ from mini_infer_engine.runtime.cuda.graphs import (
     prefill_buckets,
     prefill_sequences,
 )
+from mini_infer_engine.runtime.cuda.hidden_states import CudaHiddenStates
 from mini_infer_engine.runtime.cuda.sampling import CudaPassHandle, CudaSampling
 from mini_infer_engine.runtime.cuda.speculation import CudaSpeculation
 from mini_infer_engine.runtime.cuda.stage import CudaStage
 from mini_infer_engine.runtime.embeddings import Embeddings, needs_embeddings
-from mini_infer_engine.runtime.hidden_states import HiddenStates
 from mini_infer_engine.runtime.image_encoder import image_encoder_of
 from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs, build_inputs
 from mini_infer_engine.runtime.inputs.layer_progress import LayerCounters, MarkedAttention
@@ -123,7 +123,7 @@ class CudaExecutor:
             self.state, worker.config.vocab_size, worker.dtype, buckets, most_rows, self.kernels
         )
         config = speculation_of(settings)
-        self.states = HiddenStates.of(None if worker.draft is None else worker.draft.model, pool)
+        self.states = CudaHiddenStates.of(None if worker.draft is None else worker.draft.model, pool)
         """The hidden states that passes store for a draft; None if it reads none."""
         self.speculation: CudaSpeculation | None = None
         if config is not None:

@@ -21,8 +21,8 @@ from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState
 from mini_infer_engine.runtime.attention.triton_attention import TritonAttentionPass, decodes_before_prefill
 from mini_infer_engine.runtime.attention.triton_backends import TritonBackend
 from mini_infer_engine.runtime.cuda.device_state import DeviceBatchState
+from mini_infer_engine.runtime.cuda.hidden_states import CudaHiddenStates
 from mini_infer_engine.runtime.cuda.stage import CudaStage
-from mini_infer_engine.runtime.hidden_states import HiddenStates
 from mini_infer_engine.runtime.inputs.host_staging import PinnedStaging
 from mini_infer_engine.runtime.inputs.layer_progress import LayerCounters, MarkedAttention
 from mini_infer_engine.runtime.memory.hidden_pages import decode_index
@@ -83,7 +83,7 @@ class CapturedModel:
     """In a pipeline, the stage whose buffer has hidden states before and after a pass."""
     layers: LayerCounters | None = None
     """Counters by which passes with prompts report the progress of their layers."""
-    states: HiddenStates | None = None
+    states: CudaHiddenStates | None = None
     """The hidden states that passes store for a draft."""
     recurrent: StatePool | None = None
     """The recurrent states of a model that has some."""
@@ -167,8 +167,7 @@ class DecodeGraph:
             parts.leave(residual)
             return
         if parts.states is not None:
-            page_size = parts.attention.page_size
-            parts.states.store(parts.ops, decode_index(parts.state.page_tables[0], slots, kv_lengths, page_size))
+            parts.states.store_decoded(parts.ops, parts.state.page_tables[0], slots, kv_lengths)
         model.logits(parts.ops, residual, parts.logits[: self._bucket])
 
     def run(self, rows: list[Row], continued: list[Row]) -> None:

@@ -15,7 +15,7 @@ from mini_infer_engine.ops.base import Ops, ResidualState
 from mini_infer_engine.runtime.attention.triton_attention import TritonAttentionPass
 from mini_infer_engine.runtime.attention.triton_backends import TritonBackend
 from mini_infer_engine.runtime.cuda.device_state import DeviceBatchState
-from mini_infer_engine.runtime.hidden_states import HiddenStates
+from mini_infer_engine.runtime.cuda.hidden_states import CudaHiddenStates
 
 
 class CudaHiddenDraft:
@@ -23,7 +23,7 @@ class CudaHiddenDraft:
 
     def __init__(
         self,
-        states: HiddenStates,
+        states: CudaHiddenStates,
         attention: TritonBackend,
         ops: Ops,
         state: DeviceBatchState,

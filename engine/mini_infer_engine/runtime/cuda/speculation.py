@@ -42,11 +42,11 @@ from mini_infer_engine.runtime.cuda.device_state import DeviceBatchState
 from mini_infer_engine.runtime.cuda.draft_reading import DraftReading, update_history
 from mini_infer_engine.runtime.cuda.graphs import record
 from mini_infer_engine.runtime.cuda.hidden_draft import CudaHiddenDraft
+from mini_infer_engine.runtime.cuda.hidden_states import CudaHiddenStates
 from mini_infer_engine.runtime.cuda.kernel_head import KernelHead
 from mini_infer_engine.runtime.cuda.sampling import CudaPassHandle, CudaSampling, GuessedPart, SpeculativePart
 from mini_infer_engine.runtime.cuda.speculative_sampling import SpeculativeSampling
 from mini_infer_engine.runtime.draft_vocabulary import DraftVocabulary
-from mini_infer_engine.runtime.hidden_states import HiddenStates
 from mini_infer_engine.runtime.inputs.host_staging import PinnedStaging
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.worker import ModelWorker
@@ -112,7 +112,7 @@ class CudaSpeculation:
         kernels: KernelContext,
         sampling: CudaSampling,
         *,
-        states: HiddenStates | None,
+        states: CudaHiddenStates | None,
         max_num_batched_tokens: int,
     ) -> None:
         """Takes `states`, the target's hidden states if a draft reads them."""

@@ -24,16 +24,18 @@ class HiddenPages:
     ) -> None:
         self.pages = zeros((num_pages + 1, page_size, width), dtype, device)
         self.host_pages = torch.empty((num_host_pages, page_size, width), dtype=dtype, pin_memory=device.type == "cuda")
-        self._rows = self.pages.view(-1, width)
+        self.rows = self.pages.view(-1, width)
+        """The states of all tokens, at page * page_size + offset."""
+        self.page_size = page_size
         self._null_row = num_pages * page_size
 
     def write(self, kv_index: Tensor, states: Tensor) -> None:
         """Stores states [tokens, width] at kv_index [tokens], page * page_size + offset; negative: nowhere."""
-        self._rows.index_copy_(0, self._places(kv_index), states)
+        self.rows.index_copy_(0, self._places(kv_index), states)
 
     def read(self, kv_index: Tensor) -> Tensor:
         """Returns the states [tokens, width] at kv_index [tokens] in new memory; zeros for negative ones."""
-        found = self._rows.index_select(0, self._places(kv_index))
+        found = self.rows.index_select(0, self._places(kv_index))
         return found.masked_fill_((kv_index < 0).unsqueeze(1), 0)  # what padding stores may be no number
 
     def _places(self, kv_index: Tensor) -> Tensor:
