@@ -221,6 +221,13 @@ SECTIONS: dict[str, Sequence[Limit]] = {
         flag("tokens of prompt and output", "--max-model-len", as_count, "400 `context_length_exceeded`"),
         flag("sequences that run at once", "--max-num-seqs", as_count, "more wait"),
         flag("tokens of one pass", "--max-num-batched-tokens", as_count, "prompts are cut into chunks"),
+        constant(
+            "images of a prompt, if `--limit-mm-per-prompt` says nothing",
+            "mini_infer_engine.config.options.media_limits:DEFAULT_MOST_IMAGES",
+            as_count,
+            _REFUSED,
+        ),
+        flag("embeddings of one image", "--mm-encoder-cache-tokens", as_count, _REFUSED),
         flag("choices that wait at an engine", "--max-waiting", as_count, "429 with Retry-After"),
         gateway_flag("requests of a model that wait", "--max-queue", "max_queue", as_count, "429 `queue_full`"),
         gateway_flag("their wait", "--queue-timeout", "queue_timeout_s", as_seconds, "503 `queue_timeout`"),
