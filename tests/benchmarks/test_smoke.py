@@ -19,6 +19,7 @@ SCRIPTS = {  # script: what its JSON must hold beside where it was measured
     "beam_search.py": "ratios",
     "data_parallel.py": "fleets",
     "disaggregation.py": "goodput",
+    "images.py": "results",
     "interference.py": "chunks",
     "kv_dtype.py": "engine",
     "kv_groups.py": "layouts",
