@@ -19,6 +19,7 @@ from tests.gpu.runs import make_runner, make_settings
 from tests.support.tiny_models import (
     DEEPSEEK,
     DEEPSEEK_V3,
+    DEEPSEEK_V32,
     DEEPSEEK_YARN,
     GEMMA4,
     GEMMA4_INPUTS,
@@ -105,6 +106,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         DEEPSEEK_YARN | {"hidden_size": 160, "num_attention_heads": 20, "num_key_value_heads": 20},
     ),
     "deepseek-v3": ("deepseek_v3", DEEPSEEK_V3 | {"hidden_size": 128}),
+    "deepseek-v3.2": ("deepseek_v32", DEEPSEEK_V32 | {"hidden_size": 128, "index_topk": 40}),
     "mistral-window": ("mistral", {"sliding_window": 24, "head_dim": 64}),
 }
 

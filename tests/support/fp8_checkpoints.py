@@ -12,6 +12,7 @@ LARGEST = torch.finfo(FP8).max
 FORMATS = ("fp8-tensor", "fp8-block", "compressed-tensor", "compressed-channel", "compressed-block")
 QUANTIZED = (
     *("_proj.weight", "_with_mqa.weight", ".w1.weight", ".w2.weight", ".w3.weight"),
+    *("indexer.wk.weight", "indexer.wq_b.weight"),
     *("in_proj_qkvz.weight", "in_proj_qkv.weight", "in_proj_z.weight"),
 )
 """Ends of the names of quantised weights."""
@@ -24,7 +25,7 @@ def quantize_folder(folder: Path, form: str) -> dict[str, torch.Tensor]:
     tensors = load_file(folder / "model.safetensors")
     written, exact = dict(tensors), dict(tensors)
     for name, tensor in tensors.items():
-        if name.endswith(QUANTIZED):
+        if name.endswith(QUANTIZED) and not name.endswith("weights_proj.weight"):
             weight, scale, wide = quantized(tensor, form)
             written[name], exact[name] = weight, weight.float() * wide
             written[name + ("_scale_inv" if form == "fp8-block" else "_scale")] = scale

@@ -137,6 +137,11 @@ MINIMAX_M2: dict[str, Any] = {
     "intermediate_size": 40,
     "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
 }
+DEEPSEEK_V32: dict[str, Any] = {name: value for name, value in DEEPSEEK_V3.items() if name != "head_dim"} | {
+    "index_n_heads": 20,  # with few, scores of zero would tie, and transformers' choice depends on the pass
+    "index_head_dim": 24,
+    "index_topk": 8,
+}
 GPT_OSS: dict[str, Any] = {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 11}
 GATED_DELTA: dict[str, Any] = {
     # Gated norms enlarge the rounding of small outputs: at 0.2 transformers' chunks and its steps differ by 5e-4.

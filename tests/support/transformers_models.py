@@ -139,7 +139,6 @@ REFUSED: dict[str, Refused] = {
         {"layer_types": ["linear_attention", "full_attention"]},
     ),
     "latent attention": Refused("minicpm3", "MiniCPM3ForCausalLM", "latent attention"),
-    "sparse": Refused("deepseek_v32", "DeepseekV32ForCausalLM", "indices"),
     "experts by value": Refused(
         "dbrx",
         "DbrxForCausalLM",
@@ -157,6 +156,8 @@ REFUSED: dict[str, Refused] = {
     "encoder": Refused("bert", "BertLMHeadModel", "causal"),
 }
 """By what is in the way."""
+SPARSE = Refused("deepseek_v32", "DeepseekV32ForCausalLM", "indices", {"num_key_value_heads": 4})
+"""An indexer that chooses the keys, which a file of ours computes."""
 WIDTHS = Refused(
     "gemma4_unified_text",
     "Gemma4UnifiedForCausalLM",

@@ -159,3 +159,10 @@ def rotate_(x: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
     """Rotates each pair (i, i + head_dim / 2) of `x` [tokens, heads, head_dim] in place."""
     swapped = x.roll(x.shape[-1] // 2, dims=-1)
     x.mul_(cos).addcmul_(swapped, signed_sin)
+
+
+def rotate_pairs_(x: Tensor, rotation: tuple[Tensor, Tensor], *, interleaved: bool) -> None:
+    """Rotates as `rotate_`; the pairs of `interleaved` are (2i, 2i + 1), and half a head apart afterwards."""
+    if interleaved:
+        x.copy_(x.reshape(*x.shape[:2], -1, 2).transpose(-1, -2).flatten(-2))
+    rotate_(x, *rotation)

@@ -16,17 +16,9 @@ from mini_infer_engine.gguf.architectures import ARCHITECTURES
 GpuSupport = Literal["yes", "eager", "untested"]
 _NAMED_LLAMA_IN_GGUF = "MistralForCausalLM"
 """A model whose GGUF files are of the architecture llama."""
-_INTERPRETED = frozenset(
-    {
-        "Gemma4ForCausalLM",
-        "Gemma4UnifiedForCausalLM",
-        "GlmForCausalLM",
-        "Glm4ForCausalLM",
-        "Glm4MoeForCausalLM",
-        "GptOssForCausalLM",
-        "MiniMaxM2ForCausalLM",
-    }
-)
+_SPARSE = frozenset({"DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"})
+"""Models with sparse attention, which need `--enforce-eager` on a GPU and check no guesses there."""
+_INTERPRETED = _SPARSE | {"Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM", "GptOssForCausalLM"}
 """Models of ours whose kernels have run in Triton's interpreter, and on no GPU yet."""
 _UNQUANTISED = frozenset({"Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM"})
 """Models that run from original weights alone."""
@@ -79,7 +71,7 @@ def supported_models() -> list[ModelSupport]:
 
 def _speculation(name: str) -> tuple[str, ...]:
     """Returns the methods of speculative decoding of a native model."""
-    if name in HYBRIDS:
+    if name in HYBRIDS or name in _SPARSE:
         return ()
     return ("ngram", "draft_model", "head", "eagle3", *(("mtp",) if name in MTP else ()))
 

@@ -26,6 +26,7 @@ from mini_infer_engine.kv_transfer.transports.open_transport import open_transpo
 from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.models.hidden_draft import HiddenDraft
 from mini_infer_engine.models.registry import read_config
+from mini_infer_engine.runtime.attention.sparse_limits import check_sparse_attention
 from mini_infer_engine.runtime.executor import Executor, PassHandle, executor_class
 from mini_infer_engine.runtime.memory.device_memory import DeviceMemory, MemoryTag
 from mini_infer_engine.runtime.memory.kv_group_choice import choose_kv_groups
@@ -160,7 +161,7 @@ def make_runner(
     if page_size % kind.page_size_step:
         raise ModelError(f"page_size = {page_size}: it must be a multiple of {kind.page_size_step}.")
     config = with_served_images(settings, config, moves_kv=reports_layers)
-    for check in (check_recurrent, check_mixed_heads):
+    for check in (check_recurrent, check_mixed_heads, check_sparse_attention):
         check(settings, config, choose_device(settings).type, moves_kv=reports_layers)
     log.info("%s: model_impl = %s", config.architecture, config.model_impl)
     before = MemoryInUse.at_start(choose_device(settings))

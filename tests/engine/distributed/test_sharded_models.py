@@ -36,7 +36,7 @@ CHOSEN = [
     "qwen3-moe-mixed", "mixtral", "phi3", "phi4-mini", "olmo2", "olmo2-biased", "granite-biased", "smollm3",
     "deepseek-v2-lite", "deepseek-v2", "deepseek-v2-dense", "deepseek-v3", "deepseek-v3-halves", "gpt-oss",
     "glm", "glm4", "glm4-moe", "glm4-moe-air", "minimax-m2", "minimax-m2-one-kv-head",
-    "gemma4", "gemma4-inputs", "gemma4-moe",
+    "deepseek-v3.2", "glm-5", "gemma4", "gemma4-inputs", "gemma4-moe",
 ]  # fmt: skip
 HYBRIDS = [
     "qwen3-next", "qwen3.5", "granite-hybrid", "granite-hybrid-moe", "nemotron-h", "nemotron-3", "nemotron-3-latent",

@@ -19,7 +19,7 @@ TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
 SIZES = [30, 1, 9]
 CHOSEN = [
     "qwen2", "qwen2-tied", "mistral-window", "gemma3", "qwen3-moe-mixed", "phi3", "olmo2", "granite-biased", "smollm3",
-    "deepseek-v2", "gpt-oss", "glm4-moe", "minimax-m2",
+    "deepseek-v2", "gpt-oss", "glm4-moe", "minimax-m2", "deepseek-v3.2",
 ]  # fmt: skip
 
 

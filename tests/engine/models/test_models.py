@@ -17,6 +17,7 @@ from mini_infer_engine.models.registry import MODELS, model_class, read_config
 from tests.support.tiny_models import (
     DEEPSEEK,
     DEEPSEEK_V3,
+    DEEPSEEK_V32,
     DEEPSEEK_YARN,
     GATED_DELTA,
     GATED_MOE,
@@ -219,6 +220,21 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "minimax_m2",
         MINIMAX_M2 | {"head_dim": 16, "num_key_value_heads": 1, "num_experts_per_tok": 3, "tie_word_embeddings": True},
     ),
+    "deepseek-v3.2": ("deepseek_v32", DEEPSEEK_V32),
+    "deepseek-v3.2-short": ("deepseek_v32", DEEPSEEK_V32 | {"index_topk": 128, "first_k_dense_replace": 2}),
+    "glm-5": (
+        "glm_moe_dsa",
+        DEEPSEEK_V32
+        | {
+            "num_hidden_layers": 4,
+            "indexer_types": ["full", "shared", "full", "shared"],
+            "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
+            "n_group": 1,
+            "topk_group": 1,
+            "index_topk": 11,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        },
+    ),
     "gpt-oss": ("gpt_oss", GPT_OSS),
     "gpt-oss-clamped": (
         "gpt_oss",
@@ -311,6 +327,7 @@ def test_logits_equal_transformers_whole_chunked_and_token_by_token(variant: str
         "smollm3",
         "deepseek-v2-lite",
         "deepseek-v3",
+        "deepseek-v3.2",
         "glm4",
         "glm4-moe-air",
         "minimax-m2",

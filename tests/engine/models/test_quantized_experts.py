@@ -20,6 +20,7 @@ from tests.support.integer_checkpoints import quantize_folder as quantize_to_int
 from tests.support.tiny_models import (
     DEEPSEEK,
     DEEPSEEK_V3,
+    DEEPSEEK_V32,
     GLM_MOE,
     MINIMAX_M2,
     PageDealer,
@@ -34,6 +35,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3_moe": QWEN,
     "deepseek_v2": DEEPSEEK | {"moe_intermediate_size": 64},  # with two shared experts
     "deepseek_v3": DEEPSEEK_V3 | {"moe_intermediate_size": 96, "q_lora_rank": 64},
+    "deepseek_v32": DEEPSEEK_V32 | {"moe_intermediate_size": 96, "q_lora_rank": 64},
     "glm4_moe": GLM_MOE,
     "minimax_m2": MINIMAX_M2,
 }
@@ -67,6 +69,7 @@ def quantized_and_exact(folder: Path, architecture: str, maker: Callable[[Path],
         ("deepseek_v2", "fp8-channel"),
         ("deepseek_v2", "nvfp4"),
         ("deepseek_v3", "fp8-block"),
+        ("deepseek_v32", "fp8-block"),
         ("glm4_moe", "fp8-channel"),
         ("minimax_m2", "fp8-block"),
     ],

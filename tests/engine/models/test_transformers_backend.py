@@ -21,7 +21,16 @@ from mini_infer_engine.runtime import model_runner
 from mini_infer_engine.runtime.model_runner import ModelRunner, load_runner
 from tests.support.models_page import page
 from tests.support.tiny_models import save_tiny_model
-from tests.support.transformers_models import MODELS, REFUSED, WIDTHS, Refused, expected_tokens, save_config, save_model
+from tests.support.transformers_models import (
+    MODELS,
+    REFUSED,
+    SPARSE,
+    WIDTHS,
+    Refused,
+    expected_tokens,
+    save_config,
+    save_model,
+)
 
 SAMPLED = ("gpt2", "cohere2", "glm4", "opt", "qwen2_moe")
 """The models of `make test`: absolute positions, windows, interleaved rotation, another decoder path, and experts."""
@@ -127,11 +136,12 @@ def test_a_model_is_refused_with_the_reason_when_its_attention_cannot_be_paged(n
     assert REASONS[refused.architecture] in str(error.value)
 
 
-def test_heads_of_different_widths_are_refused_when_transformers_is_chosen(tmp_path: Path) -> None:
-    save_config(tmp_path, WIDTHS)
-    with pytest.raises(ModelError, match=WIDTHS.named) as error:
+@pytest.mark.parametrize("refused", [SPARSE, WIDTHS], ids=["sparse", "widths"])
+def test_a_model_with_a_file_of_ours_is_refused_when_transformers_is_chosen(refused: Refused, tmp_path: Path) -> None:
+    save_config(tmp_path, refused)
+    with pytest.raises(ModelError, match=refused.named) as error:
         read_config(tmp_path, "transformers")
-    assert WIDTHS.architecture in str(error.value)
+    assert refused.architecture in str(error.value)
     assert read_config(tmp_path).model_impl == "native"
 
 

@@ -90,7 +90,6 @@ REFUSED = {
     "RwkvForCausalLM": "it keeps a recurrent state",
     "OlmoHybridForCausalLM": _STATE,
     "MiniCPM3ForCausalLM": "latent attention, whose keys and values differ in width",
-    "DeepseekV32ForCausalLM": "an indexer chooses the keys it reads",
     "DbrxForCausalLM": "its experts are chosen by values that the host reads",
     "DogeForCausalLM": "a mask of its own",
     "Llama4ForCausalLM": "attention in chunks",

@@ -13,7 +13,7 @@ from torch.nn import functional
 from mini_infer_engine.layers.attention import AttentionBlock
 from mini_infer_engine.layers.latent_attention import LatentAttention
 from mini_infer_engine.layers.norm import rms_norm
-from mini_infer_engine.layers.rotary import Rotary, rotate_
+from mini_infer_engine.layers.rotary import Rotary, rotate_pairs_
 from mini_infer_engine.runtime.attention.masks import additive, decode_masks
 from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
@@ -46,7 +46,7 @@ class TorchLatentPass:
     def attend(self, qkv: Tensor, layer: AttentionBlock) -> Tensor:
         """Rotates queries, writes latents into the pool, attends: decode rows together, prompt chunks one by one."""
         assert isinstance(layer, LatentAttention), "this backend has latents"
-        q, latents = self._rotated(qkv, layer)
+        q, latents = rotated_latents(qkv, layer, self.positions, self._rotations)
         self.pool.tokens.index_copy_(0, self.token_rows[layer.layer], latents.contiguous())
         outputs: list[Tensor] = []
         if self.decodes is not None:
@@ -61,23 +61,25 @@ class TorchLatentPass:
             return mixed.index_select(0, self.logits_indices)
         return mixed
 
-    def _rotated(self, packed: Tensor, layer: LatentAttention) -> tuple[Tensor, Tensor]:
-        """Returns queries [tokens, heads, qk_dim] and latents [tokens, latent_width], views of packed, which is changed
-        in place.
-        """
-        spec, norm = layer.spec, layer.kv_a_layernorm
-        latents = packed[:, layer.q_width :]
-        q = packed[:, : layer.q_width].view(len(packed), layer.num_heads, spec.qk_dim)
-        rms_norm(latents[:, : spec.kv_rank], norm.weight, norm.eps, out=latents[:, : spec.kv_rank])
-        assert layer.rotary is not None, "finish_loading comes before the first pass"
-        if layer.rotary not in self._rotations:
-            self._rotations[layer.rotary] = layer.rotary.lookup(self.positions)
-        for rotated in (q[..., spec.nope_dim :], latents[:, None, spec.kv_rank :]):
-            if spec.interleaved:
-                pairs = rotated.reshape(*rotated.shape[:2], -1, 2)
-                rotated.copy_(pairs.transpose(-1, -2).flatten(-2))
-            rotate_(rotated, *self._rotations[layer.rotary])
-        return q, latents
+
+def rotated_latents(
+    packed: Tensor, layer: LatentAttention, positions: Tensor, rotations: dict[Rotary, tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Returns queries [tokens, heads, qk_dim] and latents [tokens, latent_width], views of packed, which is changed in
+    place.
+
+    `rotations` keeps the pass's rows of each table.
+    """
+    spec, norm = layer.spec, layer.kv_a_layernorm
+    latents = packed[:, layer.q_width : layer.q_width + spec.latent_width]
+    q = packed[:, : layer.q_width].view(len(packed), layer.num_heads, spec.qk_dim)
+    rms_norm(latents[:, : spec.kv_rank], norm.weight, norm.eps, out=latents[:, : spec.kv_rank])
+    assert layer.rotary is not None, "finish_loading comes before the first pass"
+    if layer.rotary not in rotations:
+        rotations[layer.rotary] = layer.rotary.lookup(positions)
+    for rotated in (q[..., spec.nope_dim :], latents[:, None, spec.kv_rank :]):
+        rotate_pairs_(rotated, rotations[layer.rotary], interleaved=spec.interleaved)
+    return q, latents
 
 
 class _Decodes:

@@ -12,7 +12,9 @@ from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.sampling.speculate import ChunkInputs
 from mini_infer_engine.layers.attention import Attention, AttentionBlock
 from mini_infer_engine.layers.latent_attention import LatentAttention
+from mini_infer_engine.layers.sparse_latent_attention import SparseLatentAttention
 from mini_infer_engine.runtime.attention.mixed_triton import MixedTritonAttention
+from mini_infer_engine.runtime.attention.sparse_latent_eager import SparseLatentEager
 from mini_infer_engine.runtime.attention.triton_attention import Attend, TritonAttention, TritonAttentionPass
 from mini_infer_engine.runtime.attention.triton_latent import TritonLatentAttention
 from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs
@@ -81,4 +83,6 @@ def triton_backend(
         return TritonAttention(plain, pool, longest_sequence, kernels, run_prefill, sees_later_keys=sees_later_keys)
     if run_prefill is not None:
         raise ModelError("attention_backend = 'flash': latent attention needs 'triton', 'torch' or 'auto'.")
+    if sparse := [layer for layer in latent if isinstance(layer, SparseLatentAttention)]:
+        return SparseLatentEager(sparse, pool)
     return TritonLatentAttention(latent, pool, longest_sequence, kernels)
