@@ -21,6 +21,7 @@ from tests.support.tiny_models import (
     DEEPSEEK_V3,
     DEEPSEEK_V32,
     DEEPSEEK_YARN,
+    GATED_MOE,
     GEMMA4,
     GEMMA4_INPUTS,
     GEMMA4_MOE,
@@ -107,6 +108,23 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek-v3": ("deepseek_v3", DEEPSEEK_V3 | {"hidden_size": 128}),
     "deepseek-v3.2": ("deepseek_v32", DEEPSEEK_V32 | {"hidden_size": 128, "index_topk": 40}),
+    "glm4-moe-lite": ("glm4_moe_lite", DEEPSEEK_V3 | {"hidden_size": 128, "n_group": 1, "topk_group": 1}),
+    "dots1": ("dots1", GLM_MOE | {"head_dim": 64, "hidden_size": 128, "sliding_window": 24, "max_window_layers": 2}),
+    "seed-oss": ("seed_oss", {"head_dim": 64}),
+    "exaone4": ("exaone4", {"sliding_window": 24, "sliding_window_pattern": 3}),
+    "olmo3": ("olmo3", {"sliding_window": 24, "num_hidden_layers": 4}),
+    "olmoe": ("olmoe", {"num_experts": 8, "num_experts_per_tok": 2, "hidden_size": 128}),
+    "qwen2-moe": ("qwen2_moe", GATED_MOE | {"hidden_size": 128}),
+    "ernie4.5-moe": (
+        "ernie4_5_moe",
+        {
+            "moe_num_experts": 8,
+            "moe_k": 2,
+            "moe_intermediate_size": 80,
+            "hidden_size": 128,
+            "moe_num_shared_experts": 1,
+        },
+    ),
     "mistral-window": ("mistral", {"sliding_window": 24, "head_dim": 64}),
 }
 

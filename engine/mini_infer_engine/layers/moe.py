@@ -201,7 +201,9 @@ class SparseMoE(nn.Module):
         rows, columns = (Part(dim, self._share) if self.is_summed else None for dim in (0, 1))
         tensors: dict[str, Placement] = {}
         if self.correction is not None:
-            tensors[f"{path}.gate.e_score_correction_bias"] = Placement(self.correction)
+            size = self.spec.num_experts
+            shapes = ((size,), (1, size))  # ERNIE's has a row for each modality, here one
+            tensors[f"{path}.gate.e_score_correction_bias"] = Placement(self.correction, shapes, torch.flatten)
         if self.expert_scale is not None:
             tensors[f"{path}.expert_scale"] = Placement(self.expert_scale)
         if not self.gate_up_proj.numel():

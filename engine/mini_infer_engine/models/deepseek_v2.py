@@ -101,9 +101,19 @@ def parse_deepseek(
         "attention_scale": latent.qk_dim**-0.5 * mscale(rope) ** 2,
     }
     common = parse_decoder(fields, architecture, eos_token_ids, **different)
-    first, step = layer_number(fields, "first_k_dense_replace"), fields.size("moe_layer_freq", 1)
-    sparse = frozenset(layer for layer in range(first, num_layers) if layer % step == 0)
+    sparse = _sparse_layers(fields, num_layers)
     return DeepseekConfig(**common, moe=moe, sparse_layers=sparse, latent=latent)
+
+
+def _sparse_layers(fields: Fields, num_layers: int) -> frozenset[int]:
+    """Returns the layers with a mixture: by `mlp_layer_types`, else every few behind the first dense ones."""
+    kinds = fields.values.get("mlp_layer_types")
+    if kinds is None:
+        first, step = layer_number(fields, "first_k_dense_replace"), fields.size("moe_layer_freq", 1)
+        return frozenset(layer for layer in range(first, num_layers) if layer % step == 0)
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= {"dense", "sparse"}:
+        raise fields.refuse("mlp_layer_types", f"must list {num_layers} times dense or sparse.")
+    return frozenset(layer for layer, kind in enumerate(kinds) if kind == "sparse")
 
 
 def moe_spec(fields: Fields, *, in_groups: bool, normalizes: bool, **different: bool | str) -> MoESpec:

@@ -109,10 +109,5 @@ def sparse_config(
         raise file.refuse("indexer_rope_interleave", f"only {interleaved} is supported for this architecture.")
     if indexer.head_dim < config.latent.rope_dim:
         raise file.refuse("index_head_dim", f"must be at least qk_rope_head_dim = {config.latent.rope_dim}.")
-    kinds = file.values.get("mlp_layer_types")
     common = {field.name: getattr(config, field.name) for field in fields(config)}
-    if kinds is not None:
-        if not isinstance(kinds, list) or len(kinds) != config.num_layers or not set(kinds) <= {"dense", "sparse"}:
-            raise file.refuse("mlp_layer_types", f"must list {config.num_layers} times dense or sparse.")
-        common["sparse_layers"] = frozenset(layer for layer, kind in enumerate(kinds) if kind == "sparse")
     return SparseLatentConfig(**common, indexer=indexer, indexed_layers=indexed_layers)

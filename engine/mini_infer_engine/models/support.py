@@ -18,8 +18,26 @@ _NAMED_LLAMA_IN_GGUF = "MistralForCausalLM"
 """A model whose GGUF files are of the architecture llama."""
 _SPARSE = frozenset({"DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"})
 """Models with sparse attention, which need `--enforce-eager` on a GPU and check no guesses there."""
-_INTERPRETED = _SPARSE | {"Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM", "GptOssForCausalLM"}
-"""Models of ours whose kernels have run in Triton's interpreter, and on no GPU yet."""
+_UNTESTED = (
+    HYBRIDS
+    | _SPARSE
+    | {
+        "Dots1ForCausalLM",
+        "Ernie4_5ForCausalLM",
+        "Ernie4_5_MoeForCausalLM",
+        "Exaone4ForCausalLM",
+        "Gemma4ForCausalLM",
+        "Gemma4UnifiedForCausalLM",
+        "Glm4MoeLiteForCausalLM",
+        "GptOssForCausalLM",
+        "Olmo3ForCausalLM",
+        "OlmoeForCausalLM",
+        "Qwen2MoeForCausalLM",
+        "SeedOssForCausalLM",
+        "SolarOpenForCausalLM",
+    }
+)
+"""Models of ours that have run on no GPU yet; the kernels of some have run in Triton's interpreter."""
 _UNQUANTISED = frozenset({"Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM"})
 """Models that run from original weights alone."""
 
@@ -56,7 +74,7 @@ def supported_models() -> list[ModelSupport]:
             architecture=name,
             implementation="native",
             model_type=module,
-            gpu="untested" if name in HYBRIDS or name in _INTERPRETED else "yes",
+            gpu="untested" if name in _UNTESTED else "yes",
             tensor_parallel=True,
             quantised=name not in _UNQUANTISED,
             gguf=name in in_gguf,

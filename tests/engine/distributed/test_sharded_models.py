@@ -36,6 +36,8 @@ CHOSEN = [
     "qwen3-moe-mixed", "mixtral", "phi3", "phi4-mini", "olmo2", "olmo2-biased", "granite-biased", "smollm3",
     "deepseek-v2-lite", "deepseek-v2", "deepseek-v2-dense", "deepseek-v3", "deepseek-v3-halves", "gpt-oss",
     "glm", "glm4", "glm4-moe", "glm4-moe-air", "minimax-m2", "minimax-m2-one-kv-head",
+    "glm4-moe-lite", "solar-open", "dots1", "seed-oss", "exaone4", "olmo3", "olmoe", "qwen2-moe",
+    "ernie4.5", "ernie4.5-moe",
     "deepseek-v3.2", "glm-5", "gemma4", "gemma4-inputs", "gemma4-moe",
 ]  # fmt: skip
 HYBRIDS = [

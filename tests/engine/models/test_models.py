@@ -69,6 +69,8 @@ ROPES: dict[str, dict[str, Any]] = {
     },
 }
 
+SOLAR = ("head_dim", "n_routed_experts", "num_experts_per_tok", "n_shared_experts", "moe_intermediate_size")
+
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
@@ -214,6 +216,34 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": False,
             "rope_parameters": {**ROPES["yarn"], "partial_rotary_factor": 0.25},
         },
+    ),
+    "glm4-moe-lite": (
+        "glm4_moe_lite",
+        DEEPSEEK_V3
+        | {"n_group": 1, "topk_group": 1, "mlp_layer_types": ["dense", "sparse", "sparse"], "v_head_dim": 24},
+    ),
+    "solar-open": ("solar_open", {key: value for key, value in GLM_MOE.items() if key in SOLAR}),
+    "dots1": ("dots1", GLM_MOE | {"sliding_window": 13, "max_window_layers": 2, "attention_bias": False}),
+    "seed-oss": ("seed_oss", {"head_dim": 24, "attention_out_bias": True, "mlp_bias": True}),
+    "exaone4": ("exaone4", {"sliding_window": 14, "sliding_window_pattern": 3}),
+    "exaone4-full": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "olmo3": (
+        "olmo3",
+        {
+            "sliding_window": 12,
+            "num_hidden_layers": 4,
+            "rope_parameters": {
+                "full_attention": {**ROPES["yarn"], "attention_factor": 1.2},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
+    "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": True}),
+    "qwen2-moe": ("qwen2_moe", GATED_MOE | {"num_hidden_layers": 4, "decoder_sparse_step": 2}),
+    "ernie4.5": ("ernie4_5", {"head_dim": 24, "use_bias": True}),
+    "ernie4.5-moe": (
+        "ernie4_5_moe",
+        {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 40, "moe_num_shared_experts": 2},
     ),
     "minimax-m2": ("minimax_m2", MINIMAX_M2),
     "minimax-m2-one-kv-head": (

@@ -109,8 +109,9 @@ def test_ranks_are_refused_by_name_when_they_cannot_divide_a_model(
     save_model(tmp_path, model_type)
     fields = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(fields | config))
+    stages = settings.get("pipeline_parallel_size", 1)
     with pytest.raises(ModelError, match=named) as refused:
-        ThreadGroup(tmp_path, size, settings.get("pipeline_parallel_size", 1), tensor_parallel_size=size, **settings)
+        ThreadGroup(tmp_path, size, stages, model_impl="transformers", tensor_parallel_size=size, **settings)
     assert ARCHITECTURES[model_type] in str(refused.value)
 
 
@@ -136,7 +137,7 @@ def test_a_rank_reads_its_part_alone_when_ranks_share_experts(
 
     plain = SafetensorsCheckpoint.read
     monkeypatch.setattr(SafetensorsCheckpoint, "read", recording)
-    sharded_engine(tmp_path, 2)
+    sharded_engine(tmp_path, 2, model_impl="transformers")
     assert len(read) == 2
     for own in read.values():
         experts = {name: count for name, count in own.items() if name in stored}
