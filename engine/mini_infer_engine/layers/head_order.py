@@ -4,8 +4,7 @@
 neighbouring pairs, have the dimensions in another order. Rows of weights move, so that attention knows one order alone.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from torch import Tensor
@@ -13,7 +12,6 @@ from torch import Tensor
 from mini_infer_engine.config.model.rope import RopeParameters
 from mini_infer_engine.config.parallelism.tensor_parallel import Shard
 from mini_infer_engine.layers.linear import PackedLinear
-from mini_infer_engine.layers.placement import Placement
 from mini_infer_engine.layers.rotary import rotary_order
 
 ROTATED = ("q_proj", "k_proj")
@@ -31,28 +29,17 @@ def reordered(order: Tensor, weight: Tensor) -> Tensor:
     return weight.reshape(-1, len(order), *weight.shape[1:])[:, order].flatten(0, 1)
 
 
-def reordering(placement: Placement, order: Tensor) -> Placement:
-    """Returns a placement that also reorders the rows, after whatever else it does to the checkpoint's tensor."""
-    if (expand := placement.expand) is None:
-        return replace(placement, expand=partial(reordered, order))
-    return replace(placement, expand=lambda tensor: reordered(order, expand(tensor)))
-
-
 class RotatedProjection(PackedLinear):
-    """The product of q, k and v whose rows of q and k are reordered.
-
-    It needs a method whose tensors have a row for each row of the weight: original weights and FP8.
-    """
+    """The product of q, k and v whose rows of q and k are reordered."""
 
     def __init__(
         self, in_features: int, parts: Mapping[str, int | Shard], order: Tensor, *, bias: bool = False
     ) -> None:
         super().__init__(in_features, parts, bias=bias)
         self._order = order
+        self._values = sum(count for name, count in self.parts.items() if name in ROTATED)
+        """The first row that is not rotated."""
 
-    def checkpoint_tensors(self, path: str) -> dict[str, Placement]:
-        """Maps checkpoint names to memory, and reorders the rows of queries and keys."""
-        return {
-            name: reordering(placement, self._order) if name.split(".")[-2] in ROTATED else placement
-            for name, placement in super().checkpoint_tensors(path).items()
-        }
+    def row_order(self, rows: slice) -> Callable[[Tensor], Tensor] | None:
+        """Returns the function that reorders rows of queries or keys; None for values."""
+        return partial(reordered, self._order) if rows.start < self._values else None

@@ -1,13 +1,13 @@
 """Implements RMS norm, over the hidden width and over single heads."""
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
 
 from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.config.parallelism.tensor_parallel import Shard
-from mini_infer_engine.layers.head_order import reordering
+from mini_infer_engine.layers.head_order import reordered
 from mini_infer_engine.layers.placement import Part, Placement
 
 
@@ -55,8 +55,8 @@ class RMSNorm(nn.Module):
     def checkpoint_tensors(self, path: str) -> dict[str, Placement]:
         """Maps checkpoint names to the memory that they fill."""
         part = None if self.columns is None else Part(0, self.columns)
-        placement = Placement(self.weight, part=part)
-        return {f"{path}.weight": placement if self._order is None else reordering(placement, self._order)}
+        expand = None if self._order is None else partial(reordered, self._order)
+        return {f"{path}.weight": Placement(self.weight, expand=expand, part=part)}
 
     def finish_loading(self) -> None:
         """Adds the offset to the weight, which is fp32 from then on: Gemma's weights are small beside their offset."""

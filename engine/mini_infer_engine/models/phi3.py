@@ -1,6 +1,6 @@
 """Defines Phi-3 and Phi-4: Llama's decoder; checkpoints have q, k and v, and gate and up, in one tensor each."""
 
-from dataclasses import replace
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -10,9 +10,9 @@ from mini_infer_engine.config.json_fields import Fields
 from mini_infer_engine.config.model.model_config import ModelConfig, parse_activation, parse_decoder, sliding_window
 from mini_infer_engine.config.model.rope import parse_rope, rope_object
 from mini_infer_engine.config.parallelism.tensor_parallel import side_by_side
+from mini_infer_engine.layers.head_order import reordered
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.mlp import FusedGatedMLP
-from mini_infer_engine.layers.placement import Placement
 from mini_infer_engine.layers.rotary import rotary_order
 from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel
 
@@ -34,18 +34,14 @@ class Phi3QKV(Linear):
         self.rotated_heads, self.head_dim = heads + kv_heads, head_dim
         self.rotary_dim = config.ropes[0].rotary_dim(config.head_dim)
 
-    def checkpoint_tensors(self, path: str) -> dict[str, Placement]:
-        """Maps checkpoint names to memory, and reorders heads that are rotated in part."""
-        tensors = super().checkpoint_tensors(path)
-        if self.rotary_dim == self.head_dim:
-            return tensors
-        return {name: replace(placement, expand=self._reordered) for name, placement in tensors.items()}
+    def row_order(self, rows: slice) -> Callable[[Tensor], Tensor] | None:
+        """Returns the function that reorders heads that are rotated in part."""
+        return None if self.rotary_dim == self.head_dim else self._reordered
 
     def _reordered(self, weight: Tensor) -> Tensor:
         order = rotary_order(self.head_dim, self.rotary_dim)
         rotated = self.rotated_heads * self.head_dim
-        heads = weight[:rotated].view(self.rotated_heads, self.head_dim, *weight.shape[1:])[:, order]
-        return torch.cat((heads.flatten(0, 1), weight[rotated:]))
+        return torch.cat((reordered(order, weight[:rotated]), weight[rotated:]))
 
 
 class Phi3Layer(DecoderLayer):
@@ -71,8 +67,6 @@ class Phi3ForCausalLM(DecoderModel):
         """Reads the config. Longer contexts use longrope, which older files call "su" or "yarn"."""
         longest = fields.size("max_position_embeddings")
         rope = parse_rope(_renamed_rope(fields), longest, allows_partial=True)
-        if rope.partial != 1.0 and fields.values.get("quantization_config") is not None:
-            raise fields.refuse("quantization_config", "with a partial rotation only original weights are supported.")
         num_layers = fields.size("num_hidden_layers")
         different = {
             "activation": parse_activation(fields),

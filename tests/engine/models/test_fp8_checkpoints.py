@@ -10,15 +10,23 @@ from safetensors.torch import load_file, save_file
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.models.registry import read_config
 from tests.support.fp8_checkpoints import FORMATS, quantize_folder
-from tests.support.tiny_models import PageDealer, reference_logits, run_chunks, save_tiny_model, tiny_runner
+from tests.support.tiny_models import (
+    LONGROPE_PARTIAL,
+    PageDealer,
+    reference_logits,
+    run_chunks,
+    save_tiny_model,
+    tiny_runner,
+)
 
 TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+@pytest.mark.parametrize("architecture", ["qwen2", "llama", "phi3", "glm4"])
 def test_logits_equal_those_of_the_dequantised_weights(architecture: str, form: str, tmp_path: Path) -> None:
-    model = save_tiny_model(tmp_path, architecture, hidden_size=80, intermediate_size=104)
+    changes = LONGROPE_PARTIAL | {"hidden_size": 64} if architecture == "phi3" else {"hidden_size": 80}
+    model = save_tiny_model(tmp_path, architecture, intermediate_size=104, **changes)
     model.load_state_dict(quantize_folder(tmp_path, form), strict=False)
     expected = reference_logits(model, TOKENS)
     runner = tiny_runner(tmp_path)

@@ -118,11 +118,6 @@ def test_the_config_of_minimax_is_read_when_it_is_the_published_one(tmp_path: Pa
         (GLM_4_5_AIR, {"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
         (GLM_4_5_AIR, {"use_qk_norm": "yes"}, "use_qk_norm"),
         (GLM_4_5_AIR, {"first_k_dense_replace": -1}, "first_k_dense_replace"),
-        (
-            GLM_4_5_AIR,
-            {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}},
-            "quantization_config",
-        ),
         (MINIMAX_M2, {"qk_norm_type": "per_head"}, "qk_norm_type"),
         (MINIMAX_M2, {"use_routing_bias": False}, "use_routing_bias"),
         (MINIMAX_M2, {"shared_intermediate_size": 64}, "shared_intermediate_size"),

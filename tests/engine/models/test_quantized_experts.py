@@ -36,7 +36,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "deepseek_v2": DEEPSEEK | {"moe_intermediate_size": 64},  # with two shared experts
     "deepseek_v3": DEEPSEEK_V3 | {"moe_intermediate_size": 96, "q_lora_rank": 64},
     "deepseek_v32": DEEPSEEK_V32 | {"moe_intermediate_size": 96, "q_lora_rank": 64},
-    "glm4_moe": GLM_MOE,
+    "glm4_moe": GLM_MOE | {"moe_intermediate_size": 64},
     "minimax_m2": MINIMAX_M2,
 }
 MAKERS: dict[str, Callable[[Path], dict[str, torch.Tensor]]] = {
@@ -70,7 +70,7 @@ def quantized_and_exact(folder: Path, architecture: str, maker: Callable[[Path],
         ("deepseek_v2", "nvfp4"),
         ("deepseek_v3", "fp8-block"),
         ("deepseek_v32", "fp8-block"),
-        ("glm4_moe", "fp8-channel"),
+        *(("glm4_moe", maker) for maker in MAKERS),
         ("minimax_m2", "fp8-block"),
     ],
 )

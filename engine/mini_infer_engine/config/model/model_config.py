@@ -16,7 +16,7 @@ from mini_infer_engine.config.parallelism.pipeline_parallel import WHOLE, Pipeli
 from mini_infer_engine.config.parallelism.tensor_parallel import ALONE, TensorParallel
 from mini_infer_engine.config.pooling.pooler_config import LAST_TOKEN, PoolerConfig
 from mini_infer_engine.config.quantization.checkpoint import KVCacheDtype, parse_kv_cache_dtype, parse_quantization
-from mini_infer_engine.config.quantization.schemes import Fp8Scheme, Schemes
+from mini_infer_engine.config.quantization.schemes import Schemes
 
 Activation = Literal["silu", "gelu_tanh"]
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -195,23 +195,10 @@ def parse_decoder(
     arguments = common | different
     for rope in set(arguments["ropes"]):
         _check_rotation(fields, rope, head_dim)
-    _check_order(fields, arguments)
     if extends_context:
         contexts = [rope.context(max_position_embeddings) for rope in arguments["ropes"] if rope.type != "none"]
         arguments["max_position_embeddings"] = min(contexts, default=max_position_embeddings)
     return arguments
-
-
-def _check_order(fields: Fields, arguments: dict[str, Any]) -> None:
-    """Raises ModelError if rows of quantised heads would have to be reordered, and the scheme packs several of them."""
-    schemes: Schemes | None = arguments["quantization"]
-    if schemes is None or all(rule.scheme is None or isinstance(rule.scheme, Fp8Scheme) for rule in schemes.rules):
-        return
-    if any(rope.reorders_heads(arguments["head_dim"]) for rope in arguments["ropes"]):
-        raise fields.refuse(
-            "quantization_config",
-            "heads that are rotated in part or in neighbouring pairs are read in FP8 or original.",
-        )
 
 
 def _check_rotation(fields: Fields, rope: RopeParameters, head_dim: int) -> None:
