@@ -31,6 +31,24 @@ def _engine_speculates(role: Any) -> bool:
     return engine is not None and (engine.speculative_method is not None or engine.speculative_model is not None)
 
 
+_HIDDEN_STATE_METHODS = ("mtp", "eagle3")
+"""Methods whose drafts read hidden states of the model."""
+
+
+def _reads_hidden_states(role: str) -> str:
+    """Returns CEL that is true if the role exists, and its draft reads hidden states."""
+    engine = f"self.spec.{role}.engine"
+    is_method = f"has({engine}.speculativeMethod) && {engine}.speculativeMethod in {list(_HIDDEN_STATE_METHODS)}"
+    return f"(has(self.spec.{role}) && has({engine}) && {is_method})"
+
+
+def _transfers_hidden_states(name: str, role: Any) -> bool:
+    engine = role.engine
+    if engine is None or engine.speculative_method not in _HIDDEN_STATE_METHODS:
+        return False
+    return name != "unified" or bool(engine.names_transfer)
+
+
 def _sizes(service: Any, size: str) -> dict[str, int]:
     """Returns one of the parallel sizes for each role that has `parallelism`."""
     sizes = {name: role.parallelism for name, role in service.roles.items() if role.parallelism is not None}
@@ -68,6 +86,13 @@ NOT_YET = (
         f"!({_above_one('unified', 'data')} && {_above_one('unified', 'nodes')})",
         "parallelism.data and nodes do not go together yet: leave data out, and set replicas",
         lambda s: _sizes(s, "data").get("unified", 1) == 1 or _sizes(s, "nodes").get("unified", 1) == 1,
+    ),
+    Rule(
+        f"!{_reads_hidden_states('prefill')} && !{_reads_hidden_states('decode')} && "
+        f"!({_reads_hidden_states('unified')} && {_NAMES_TRANSFER})",
+        "hidden states are not handed on with KV cache yet: leave out speculativeMethod mtp and eagle3 of prefill and "
+        f"decode, and of engines with {', '.join(_TRANSFER_FIELDS)}",
+        lambda s: not any(_transfers_hidden_states(name, role) for name, role in s.roles.items()),
     ),
     Rule(
         " && ".join(f"!({_is_cut(role)} && {_speculates(role)})" for role in ROLES),
