@@ -152,6 +152,8 @@ class TorchHiddenDraft:
         """Computes entries, by these hidden states [tokens, width], or by those of the target if None."""
         spec = self._pool.spec
         inputs = build_inputs(Batch(rows, 0), spec.page_size, self._pool.null_page, self._worker.device)
+        # A token that the vocabulary has not cannot be guessed, but may stand in a prompt.
+        inputs.token_ids.clamp_(max=self._model.config.vocab_size - 1)
         if hidden is None:
             kv_index = inputs.write_pages[0] * spec.page_size + inputs.write_offsets
             x = self._states.embed(self._ops, inputs.token_ids, kv_index)
