@@ -189,7 +189,8 @@ def make_runner(
     # Ranks that have other layers have other pages.
     swap_bytes = group.share_of(settings.kv_swap_memory)
     host_states = group.smallest(host_states_in(swap_bytes, plan.slots.slot_bytes))
-    host_pages = group.smallest((swap_bytes - host_states * plan.slots.slot_bytes) // spec.page_bytes)
+    swapped_bytes = spec.page_bytes + worker.hidden_bytes(page_size)
+    host_pages = group.smallest((swap_bytes - host_states * plan.slots.slot_bytes) // swapped_bytes)
     is_shared = settings.kv_transport == "shm"
     pool = make_pool(spec, plan.num_pages, worker.device, host_pages, is_shared=is_shared, kv_cache=kv_cache)
     pool.hidden = worker.hidden_pages(page_size, plan.num_pages, host_pages)

@@ -163,13 +163,17 @@ class ModelWorker:
         own = self.kv_spec(page_size, kv_cache).page_bytes
         if self.draft is None:
             return own
-        return own + self.draft.page_bytes(page_size) + page_size * self.hidden_width * self.dtype.itemsize
+        return own + self.draft.page_bytes(page_size) + self.hidden_bytes(page_size)
 
     @property
     def hidden_width(self) -> int:
         """Numbers that are stored of each token for a draft that reads hidden states; 0 if there is none."""
         model = None if self.draft is None else self.draft.model
         return model.hidden_width if isinstance(model, HiddenDraft) else 0
+
+    def hidden_bytes(self, page_size: int) -> int:
+        """Returns the bytes of these hidden states in a page."""
+        return page_size * self.hidden_width * self.dtype.itemsize
 
     def hidden_pages(self, page_size: int, num_pages: int, num_host_pages: int = 0) -> HiddenPages | None:
         """Allocates the pages of these hidden states; None if there are none."""

@@ -182,6 +182,15 @@ def test_mtp_is_refused_when_keys_and_values_go_to_other_engines(saved: tuple[Pa
         load_runner(settings, reports_layers=True)
 
 
+def test_hidden_states_count_when_pages_are_swapped(saved: tuple[Path, MtpReference]) -> None:
+    sizes = {"kv_cache_memory": 2_000_000, "kv_swap_memory": 1_000_000}
+    pool = load_runner(EngineSettings(model=str(saved[0]), device="cpu", **sizes, **MTP_OPTIONS)).pool
+    assert pool.hidden is not None
+    swapped = pool.host_pages.nbytes + pool.hidden.host_pages.nbytes
+    assert 0.9 * 1_000_000 < swapped <= 1_000_000
+    assert 0 < pool.hidden.host_pages.nbytes < pool.host_pages.nbytes
+
+
 def test_architectures_with_mtp_are_those_whose_classes_name_its_tensors() -> None:
     assert {name for name in MODELS if model_class(name).mtp_names is not None} == MTP
 

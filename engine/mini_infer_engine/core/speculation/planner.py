@@ -198,7 +198,11 @@ class SpeculationPlanner:
             sequence.num_drafted = row.position + row.count + 1  # until it is settled: the pass adds its own tokens
 
     def _may_draft(self, row: Row, sequence: Sequence) -> bool:
-        return sequence.speculates and row.start - sequence.num_uncertain >= self._least_tokens
+        """Returns True if tokens may be drafted for the row. Tokens that are read again are found by their positions,
+        which must be their places in the cache: those of images on a grid are not.
+        """
+        is_readable = not self._rereads or not row.position_offset
+        return sequence.speculates and is_readable and row.start - sequence.num_uncertain >= self._least_tokens
 
     def _catch_up(self, batch: Batch, chosen: list[tuple[Row, Sequence]], budget: int) -> bool:
         """Has the draft read the tokens that it does not know. Returns False if there are too many for one pass."""

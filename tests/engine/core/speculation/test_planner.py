@@ -208,6 +208,31 @@ def test_a_head_needs_no_catch_up() -> None:
     assert not bench.batch.catch_up
 
 
+@pytest.mark.parametrize("method", ["mtp", "eagle3"])
+def test_tokens_are_read_again_when_the_draft_reads_hidden_states(method: Method) -> None:
+    bench = Bench(method)
+    sequence = bench.add(30, 4)
+    sequence.num_drafted = 32  # two tokens have been made by passes without guesses
+    assert bench.plan() == [3]
+    (chunk,) = bench.batch.catch_up
+    assert (chunk.start, chunk.count) == (28, 6)
+
+
+def test_a_row_drafts_from_hidden_states_when_it_has_tokens_to_read_again() -> None:
+    bench = Bench("mtp")
+    bench.add(3, 2)
+    bench.add(4, 2)
+    assert bench.plan() == [None, 3]
+
+
+def test_a_row_does_not_draft_from_hidden_states_when_its_images_are_on_a_grid() -> None:
+    bench = Bench("mtp")
+    bench.add(10, 5)
+    bench.add(10, 5)
+    bench.batch.rows[0].position_offset = -3
+    assert bench.plan() == [None, 3]
+
+
 def test_nothing_is_drafted_when_no_page_is_free() -> None:
     bench = Bench(num_pages=1)
     bench.add(10, 5)
