@@ -23,7 +23,9 @@ _OPTION_OF = {
     "prompt_lookup_min": "prompt_lookup_min",
 }
 """Options by the keys of vLLM's that mean the same."""
-_METHOD_OF = dict.fromkeys(("deepseek_mtp", "glm4_moe_mtp", "qwen3_next_mtp", "qwen3_5_mtp"), "mtp")
+_METHOD_OF = dict.fromkeys(
+    ("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp", "qwen3_5_mtp"), "mtp"
+)
 """Methods by vLLM's older names for them."""
 
 
