@@ -87,10 +87,17 @@ def test_mtp_guesses_equal_its_definition_when_passes_without_guesses_come_betwe
         assert guesses == reference.guesses(text, len(guesses)), f"after {len(text)} tokens"
 
 
-def test_mtp_guesses_equal_its_definition_when_the_model_is_glm(tmp_path: Path) -> None:
-    """With rotation of a part of each head, norms of q and k, and biases."""
-    shape = GLM_MOE | {"use_qk_norm": True, "attention_bias": True}
-    reference = save_mtp(tmp_path, "glm4_moe", **shape)
+GLM: dict[str, dict[str, Any]] = {
+    "glm4_moe": GLM_MOE | {"use_qk_norm": True, "attention_bias": True},
+    "glm4_moe_lite": DEEPSEEK_V3
+    | {"n_group": 1, "topk_group": 1, "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "v_head_dim": 24},
+}
+
+
+@pytest.mark.parametrize("architecture", GLM)
+def test_mtp_guesses_equal_its_definition_when_the_model_is_glm(tmp_path: Path, architecture: str) -> None:
+    """With rotation of a part of each head, norms of q and k, and biases; with latents."""
+    reference = save_mtp(tmp_path, architecture, **GLM[architecture])
     with recorded_guesses() as found:
         guessed, _ = run(tmp_path, greedy(9, 17, 30), **MTP_OPTIONS)
     assert guessed == run(tmp_path, greedy(9, 17, 30))[0]
