@@ -12,6 +12,7 @@ from tests.support.checkout import LIBRARIES, PARTS, ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MODULES = {
     "huggingface-hub": "huggingface_hub",
+    "pillow": "PIL",
     "prometheus-client": "prometheus_client",
     "pyzmq": "zmq",
     "pyyaml": "yaml",
@@ -31,7 +32,7 @@ OPTIONAL = {
     "triton": "comes with torch for a GPU",
 }
 BROUGHT_BY = {"starlette": "fastapi", "pydantic_core": "pydantic"}
-OF_USERS = {"aiohttp", "httptools", "kubernetes", "uvicorn", "websockets", "zmq", "zstandard"}
+OF_USERS = {"PIL", "aiohttp", "httptools", "kubernetes", "uvicorn", "websockets", "zmq", "zstandard"}
 """Imported in libraries for those of their users that declare it."""
 
 

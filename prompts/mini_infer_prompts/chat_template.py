@@ -52,6 +52,14 @@ class ChatTemplate:
         models).
         """
         self.call_form = call_form(source, self._probe)
+        self._shown_markers: dict[str, bool] = {}
+
+    def shows_image_parts(self, marker: str) -> bool:
+        """True if the template shows a part of the type image by this marker, and the text beside it."""
+        if marker not in self._shown_markers:
+            shown = self._probe([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "probe"}]}])
+            self._shown_markers[marker] = shown is not None and marker in shown and "probe" in shown
+        return self._shown_markers[marker]
 
     def render(
         self,

@@ -6,30 +6,48 @@ Bad input gets an ApiError 400 that names the field, such as `messages[2].conten
 
 import json
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from mini_infer_prompts.call_form import CallForm
+from mini_infer_prompts.image_sources import IMAGE_PARTS, image_source
 from mini_infer_web.api_errors import FieldPath, refuse_field, shortened
 
 Message = dict[str, Any]
 _DEFAULT_CALLS = CallForm()
 
 
+@dataclass(frozen=True, slots=True)
+class ImageForm:
+    """The form in which a template expects the images of a message."""
+
+    as_parts: bool
+    """True if it shows parts of the type image; otherwise a message's text begins with a line for each image."""
+    text: str
+    """An image in such a text."""
+
+
 def template_messages(
-    messages: object, *, content_parts: bool = False, developer_role: bool = False, calls: CallForm = _DEFAULT_CALLS
+    messages: object,
+    *,
+    content_parts: bool = False,
+    developer_role: bool = False,
+    calls: CallForm = _DEFAULT_CALLS,
+    images: ImageForm | None = None,
 ) -> list[Message]:
     """Returns messages ready for a template: text content in one form, tool arguments in its form, no empty fields.
 
     `content_parts`: the template expects lists of parts, not strings. `developer_role`: the template knows that role;
     otherwise such messages become system messages, and all system messages one at the front, where templates expect it.
-    `calls`: the form that it expects of earlier tool calls.
+    `calls`: the form that it expects of earlier tool calls. `images`: the form that it expects of images; None if the
+    model reads none.
     """
     if not isinstance(messages, list) or not messages:
         refuse_field("messages", "must be a list with at least one message")
     normal = [
         message
         if not content_parts and _is_plain(message)
-        else _message(message, ("messages", index), content_parts, calls)
+        else _message(message, ("messages", index), content_parts, calls, images)
         for index, message in enumerate(messages)
     ]
     if calls.null_content:
@@ -94,14 +112,16 @@ def _is_plain(message: object) -> bool:
     )
 
 
-def _message(message: object, where: FieldPath, content_parts: bool, form: CallForm) -> Message:
+def _message(
+    message: object, where: FieldPath, content_parts: bool, form: CallForm, images: ImageForm | None
+) -> Message:
     if not isinstance(message, dict):
         refuse_field(where, f"must be an object with role and content, not {_kind(message)}")
     role = message.get("role")
     if not isinstance(role, str) or not role:
         refuse_field((*where, "role"), f"must be a string such as user, not {_kind(role)}")
     normal = {name: value for name, value in message.items() if value is not None}
-    normal["content"] = _content(message.get("content"), (*where, "content"), role, content_parts)
+    normal["content"] = _content(message.get("content"), (*where, "content"), role, content_parts, images)
     if role == "assistant":
         calls = _tool_calls(normal.pop("tool_calls", []), (*where, "tool_calls"), form)
         if calls:
@@ -117,19 +137,44 @@ def _message(message: object, where: FieldPath, content_parts: bool, form: CallF
 _TEXT_OF_PART = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
-def _content(content: object, where: FieldPath, role: str, content_parts: bool) -> str | list[dict[str, Any]]:
+_IMAGE = {"type": "image"}
+
+
+def _content(
+    content: object, where: FieldPath, role: str, content_parts: bool, images: ImageForm | None
+) -> str | list[dict[str, Any]]:
     if content is None and role == "assistant":
         content = ""  # it only called tools
+    parts: list[str | None]
     if isinstance(content, str):
-        texts = [content]
+        parts = [content]
     elif isinstance(content, list):
-        texts = [_text(part, (*where, index)) for index, part in enumerate(content)]
+        parts = [_part(part, (*where, index), role, images) for index, part in enumerate(content)]
     else:
         refuse_field(where, f"must be a string or a list of parts, not {_kind(content)}")
+    texts = [part for part in parts if part is not None]
+    if images is not None and len(texts) < len(parts):
+        if images.as_parts:
+            return [dict(_IMAGE) if part is None else {"type": "text", "text": part} for part in parts]
+        texts = [images.text] * (len(parts) - len(texts)) + texts
     # Tool results are strings in every template, also in those that want parts.
     if content_parts and role != "tool":
         return [{"type": "text", "text": text} for text in texts]
     return "\n".join(texts)
+
+
+def _part(part: object, where: FieldPath, role: str, images: ImageForm | None) -> str | None:
+    """Returns the text of a part, or None if it is an image."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if images is None or not isinstance(part, dict) or not isinstance(kind, str) or kind not in IMAGE_PARTS:
+        return _text(part, where)
+    if role not in _IMAGE_ROLES:
+        refuse_field((*where, "type"), f"is {kind}, and messages of the role {shortened(role)} have text alone")
+    image_source(part, where)
+    return None
+
+
+_IMAGE_ROLES = frozenset(("user", "tool"))
 
 
 def _text(part: object, where: FieldPath) -> str:

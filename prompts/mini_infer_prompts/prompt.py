@@ -15,7 +15,9 @@ from tokenizers import Tokenizer
 from mini_infer_prompts.chat_template import ChatTemplate
 from mini_infer_prompts.harmony import harmony_effort, harmony_messages
 from mini_infer_prompts.harmony_template import built_in_templates
-from mini_infer_prompts.messages import template_messages, template_tools
+from mini_infer_prompts.image_prompts import PROCESSOR_FILES, ImagePrompts, image_prompts
+from mini_infer_prompts.image_sources import ImageSource, image_sources
+from mini_infer_prompts.messages import ImageForm, template_messages, template_tools
 from mini_infer_prompts.segments import MAX_CACHED_BYTES, Piece, SegmentEncoder, encode_whole
 from mini_infer_prompts.text_slices import parts_of
 from mini_infer_prompts.tokenizer_files import TEMPLATE_FOLDER, load_tokenizer
@@ -27,6 +29,7 @@ FILE_NAMES = (
     "special_tokens_map.json",
     "chat_template.jinja",
     "config.json",  # transformers chooses the tokenizer's class by its model_type
+    *PROCESSOR_FILES,
 )
 
 MAX_FILE_BYTES = 100_000_000
@@ -101,16 +104,26 @@ class PromptText(NamedTuple):
     text: str
     add_special_tokens: bool
     """True if special tokens such as BOS go around it, if the tokenizer has them."""
+    images: tuple[ImageSource, ...] = ()
+    """The images of the prompt, in its order: the text has one placeholder for each (`image_prompts`)."""
 
 
 class ChatTemplates:
     """Renders conversations for one model."""
 
-    def __init__(self, sources: Mapping[str, str], special_tokens: dict[str, str], *, strict: bool = False) -> None:
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        special_tokens: dict[str, str],
+        *,
+        strict: bool = False,
+        images: ImagePrompts | None = None,
+    ) -> None:
         """Takes `sources` by name, and `special_tokens` by name, such as "eos_token". Raises ValueError if a source is
-        no template.
+        no template. `images` is the place of images in prompts; None if the model reads none.
         """
         self.special_tokens = special_tokens
+        self.images = images
         self._templates = {name: ChatTemplate(source, strict) for name, source in sources.items()}
         self.template_sources = dict(sources)
 
@@ -159,7 +172,13 @@ class PromptEncoder(ChatTemplates):
         """
         loaded = load_tokenizer(assets.files)
         templates = loaded.chat_templates or built_in_templates(assets.files)
-        super().__init__(templates, loaded.special_tokens, strict=strict)
+        images = image_prompts(assets.files)
+        placeholder_id = None if images is None else loaded.tokenizer.token_to_id(images.placeholder)
+        super().__init__(
+            templates, loaded.special_tokens, strict=strict, images=None if placeholder_id is None else images
+        )
+        self.placeholder_id: int | None = placeholder_id
+        """The token that stands for each embedding of an image; None if the model reads none."""
         self.revision = assets.revision
         self.tokenizer: Tokenizer = loaded.tokenizer
         self.segments = SegmentEncoder(loaded.tokenizer, cache_bytes)
@@ -215,29 +234,39 @@ class PromptEncoder(ChatTemplates):
 
 
 def chat_prompt_ids(encoder: PromptEncoder, body: dict[str, Any]) -> list[int]:
-    """Returns the token ids of a /v1/chat/completions body. Raises ApiError 400 as `chat_prompt_text` does."""
-    ids = encoder.encode(*chat_prompt_text(encoder, body))
+    """Returns the token ids of a /v1/chat/completions body without images. Raises ApiError 400 as `chat_prompt_text`
+    does.
+    """
+    prompt = chat_prompt_text(encoder, body)
+    ids = encoder.encode(prompt.text, prompt.add_special_tokens)
     if not ids:
         refuse_field("messages", "render to an empty prompt")
     return ids
 
 
-def chat_prompt_text(encoder: ChatTemplates, body: dict[str, Any]) -> PromptText:
+def chat_prompt_text(encoder: ChatTemplates, body: dict[str, Any], *, reads_images: bool = False) -> PromptText:
     """Returns the text of a /v1/chat/completions body. Raises an ApiError 400 that names the field at fault.
 
     Reads messages, tools, tool_choice, documents, add_generation_prompt, continue_final_message, chat_template_kwargs,
-    reasoning_effort and add_special_tokens, with vLLM's defaults and meaning.
+    reasoning_effort and add_special_tokens, with vLLM's defaults and meaning. `reads_images` is True if images are
+    read, provided that the model's files say how.
     """
     # A model that is shown tools may call them, whatever is asked of it: where none may be called, none are shown.
     tools = None if body.get("tool_choice") == "none" else template_tools(body.get("tools"))
     template = encoder.chat_template(tools is not None)
+    images = encoder.images if reads_images else None
+    form = None if images is None else ImageForm(template.shows_image_parts(images.marker), images.in_text)
     messages = template_messages(
         body.get("messages"),
         content_parts=template.uses_content_parts,
         developer_role=template.knows_developer_role,
         calls=template.call_form,
+        images=form,
     )
     template_kwargs = _template_kwargs(body)
+    sources = () if images is None else tuple(image_sources(body["messages"]))
+    if images is not None and sources:
+        _check_reserved(body, images.reserved)
     if template.is_harmony and not template.uses_content_parts:
         messages = harmony_messages(messages)
         if isinstance(effort := body.get("reasoning_effort"), str):
@@ -249,7 +278,26 @@ def chat_prompt_text(encoder: ChatTemplates, body: dict[str, Any]) -> PromptText
         continue_final_message=_flag(body, "continue_final_message", False),
         template_kwargs=template_kwargs,
     )
-    return PromptText(text, _flag(body, "add_special_tokens", False))
+    if images is not None and sources:
+        text = images.replace_markers(text, len(sources))
+    return PromptText(text, _flag(body, "add_special_tokens", False), sources)
+
+
+_SHOWN_FIELDS = ("messages", "tools", "documents", "chat_template_kwargs")
+
+
+def _check_reserved(body: dict[str, Any], reserved: frozenset[str]) -> None:
+    """Raises ApiError 400 if a text of a chat with images has one of the tokens that stand for these."""
+    values: list[tuple[FieldPath, Any]] = [((name,), body.get(name)) for name in _SHOWN_FIELDS]
+    while values:
+        path, value = values.pop()
+        if isinstance(value, str):
+            if found := next((token for token in reserved if token in value), None):
+                refuse_field(path, f"has {found} in a prompt with images, where it stands for an image: leave it out")
+        elif isinstance(value, dict):
+            values += [((*path, str(name)), item) for name, item in value.items()]
+        elif isinstance(value, list):
+            values += [((*path, index), item) for index, item in enumerate(value)]
 
 
 def completion_prompts(body: dict[str, Any]) -> list[PromptText | list[int]]:

@@ -19,7 +19,7 @@ def completion_prompt_ids(encoder: PromptEncoder | None, body: dict[str, Any]) -
         if isinstance(prompt, PromptText):
             if encoder is None:
                 refuse_field(where, "is text, but this server has no tokenizer: send token ids")
-            prompt = encoder.encode(*prompt)
+            prompt = encoder.encode(prompt.text, prompt.add_special_tokens)
         if not prompt:
             refuse_field(where, "is empty: send at least one token")
         prompts.append(prompt)

@@ -139,7 +139,7 @@ def _text_steps(
 ) -> Generator[int, None, tuple[int, Sequence[bytes]]]:
     text = prompt.text
     if len(text) < MIN_CHARACTERS:
-        short_ids = encoder.encode(*prompt)
+        short_ids = encoder.encode(prompt.text, prompt.add_special_tokens)
         _check_tokens(len(short_ids), max_tokens)
         return len(short_ids), block_keys(short_ids, root)
     kind = (encoder.revision, root, prompt.add_special_tokens)

@@ -61,7 +61,7 @@ class RenderedPrompt(msgspec.Struct):
     @classmethod
     def of(cls, prompt: PromptText | list[int]) -> "RenderedPrompt":
         """Converts a prompt as a reader returns it."""
-        return cls(*prompt) if isinstance(prompt, PromptText) else cls(ids=prompt)
+        return cls(prompt.text, prompt.add_special_tokens) if isinstance(prompt, PromptText) else cls(ids=prompt)
 
     @property
     def prompt(self) -> PromptText | list[int]:
