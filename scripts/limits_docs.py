@@ -115,6 +115,7 @@ _STRUCTURED = "mini_infer_engine.structured.limits"
 _TEMPLATES = "mini_infer_gateway.prompts.template_workers"
 _FORM = "mini_infer_gateway.prompts.tokenizer_form"
 _VALIDATION = "mini_infer_engine.text.validation"
+_IMAGES = "mini_infer_engine.text.images"
 _RESPONSES = "mini_infer_apis.stored_responses"
 _REPLAYS = "mini_infer_engine.core_process.replays"
 _TRANSFER = "mini_infer_engine.kv_transfer"
@@ -216,6 +217,18 @@ SECTIONS: dict[str, Sequence[Limit]] = {
             as_count,
             _REFUSED,
         ),
+    ],
+    "Images": [
+        constant("pixels of an image", "mini_infer_prompts.image_files:MAX_IMAGE_PIXELS", as_count, _REFUSED),
+        flag("values of images in requests that run or wait", "--max-image-memory", as_bytes, "429"),
+        constant("processes that decode images", f"{_IMAGES}.decoders:WORKERS", as_count, "images wait"),
+        constant("one image in such a process", f"{_IMAGES}.decoders:DECODE_TIMEOUT_S", as_seconds, "it ends: 400"),
+        constant("its CPU time", f"{_IMAGES}.decoder_process:CPU_S", as_seconds, "it ends: 400"),
+        constant("its memory", f"{_IMAGES}.decoders:MEMORY_BYTES", as_bytes, _REFUSED),
+        constant("decoded values that are kept", f"{_IMAGES}.reader:MAX_CACHED_BYTES", as_bytes, "the oldest go"),
+        constant("an image that is fetched, with redirects", f"{_IMAGES}.media:FETCH_TIMEOUT_S", as_seconds, _REFUSED),
+        constant("its redirects", f"{_IMAGES}.media:MAX_REDIRECTS", as_count, _REFUSED),
+        constant("images that are fetched at once", f"{_IMAGES}.media:MAX_FETCHES", as_count, "more wait"),
     ],
     "Requests that run and wait": [
         flag("tokens of prompt and output", "--max-model-len", as_count, "400 `context_length_exceeded`"),

@@ -101,6 +101,13 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     limit_mm_per_prompt: Annotated[str | None, _model(unit="JSON", default_text="999 images")] = None
     """Most images of a prompt, as {"image": 4}; with 0 the vision encoder is not loaded. Inputs of other kinds are not
     served."""
+    allowed_media_domains: Annotated[
+        tuple[str, ...], Option(group=MODEL, unit="HOST", is_list=True, default_text="none")
+    ] = ()
+    """Hosts, by their exact names, from which images are fetched that requests name by http and https URLs; never from
+    addresses of private networks. Data URLs need no flag."""
+    allowed_local_media_path: Annotated[str | None, Option(group=MODEL, unit="DIR", default_text="none")] = None
+    """A folder whose files requests may name as images by file URLs; everybody who may send requests can read them."""
     load_format: Annotated[Literal["auto", "safetensors", "dummy"], _model()] = "auto"
     """auto, safetensors: the model's weights; dummy: random ones, for benchmarks, where only config.json is needed."""
     attention_backend: Annotated[Literal["auto", "torch", "flash", "triton"], _batching()] = "auto"

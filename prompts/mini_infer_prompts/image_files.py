@@ -84,13 +84,15 @@ def read_header(data: bytes, digest: bytes) -> ImageFile:
 def decoded_image(file: ImageFile) -> "PilImage":
     """Returns the whole image as PIL has it, in RGB and upright, as transformers' `load_image` makes it.
 
-    Raises ImageError if the file is broken, or has another size than its header says.
+    Raises ImageError if the file is broken, or has another size than its header says, and MemoryError.
     """
     from PIL import ImageOps
 
     with _opened(file.data) as image:
         try:
             found = ImageOps.exif_transpose(image).convert("RGB")
+        except MemoryError:
+            raise
         except Exception as error:
             raise ImageError(f"is a broken image ({_words(error)}): save it again") from None
     if found.size != (file.width, file.height):

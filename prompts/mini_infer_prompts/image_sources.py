@@ -5,9 +5,10 @@ The forms are OpenAI's: `image_url` parts of chat completions, whose `image_url`
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
-from mini_infer_web.api_errors import FieldPath, refuse_field
+from mini_infer_web.api_errors import ApiError, FieldPath, refuse_field
 
 IMAGE_PARTS = frozenset(("image_url", "input_image"))
 """Types of parts that are images."""
@@ -35,11 +36,14 @@ def image_source(part: dict[str, object], where: FieldPath) -> ImageSource:
 
 
 def image_sources(messages: object, where: FieldPath = ("messages",)) -> list[ImageSource]:
-    """Returns the images of messages in their order. Raises ApiError 400 if one has no URL.
-
-    Whatever else is wrong with the messages is passed over: `template_messages` refuses it.
+    """Returns the images of messages in their order. Whatever is malformed is passed over: `template_messages` refuses
+    it.
     """
-    return [image_source(part, path) for part, path in _image_parts(messages, where)]
+    found = []
+    for part, path in _image_parts(messages, where):
+        with suppress(ApiError):
+            found.append(image_source(part, path))
+    return found
 
 
 def _image_parts(messages: object, where: FieldPath) -> Iterator[tuple[dict[str, object], FieldPath]]:

@@ -4,14 +4,16 @@ Engine and gateway make the same prompt of the result. Knows neither templates n
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from mini_infer_apis.dialects.anthropic_request import (
     INVALID_JSON,
+    Base64Source,
     ContentBlock,
     Conversation,
     CountTokensRequest,
+    ImageBlock,
     MessageParam,
     MessagesRequest,
     RedactedThinkingBlock,
@@ -24,7 +26,8 @@ from mini_infer_apis.dialects.anthropic_request import (
     ToolUseBlock,
     parse_request,
 )
-from mini_infer_web.api_errors import FieldPath, refuse_field, renaming
+from mini_infer_apis.dialects.image_paths import with_images
+from mini_infer_web.api_errors import FieldPath, Rename, refuse_field, renaming
 from mini_infer_web.body_fields import UnknownFields
 
 MESSAGES_PATH = "/v1/messages"
@@ -36,6 +39,8 @@ would keep every request from the cached prefix of the one before.
 """
 
 Message = dict[str, Any]
+Part = dict[str, Any]
+"""A part of a chat message that is no text."""
 
 
 def chat_body(body: dict[str, Any], path: str = MESSAGES_PATH, unknown: UnknownFields | None = None) -> dict[str, Any]:
@@ -58,6 +63,27 @@ def own_path(path: FieldPath) -> FieldPath:
     if path[:2] == ("tool_choice", "function"):
         return ("tool_choice", *path[2:])
     return _own_name(path)
+
+
+def client_paths(request: Conversation, chat: dict[str, Any]) -> Rename:
+    """Returns what renames a field of the request's `chat`, as `own_path` does, with images in their own places."""
+    return with_images(own_path, chat["messages"], list(_image_fields(request)))
+
+
+def _image_fields(request: Conversation) -> Iterator[dict[FieldPath, FieldPath]]:
+    """Yields the fields of each image, in the order in which `chat_of` takes them."""
+    for index, message in enumerate(request.messages):
+        if message.role != "user" or isinstance(message.content, str):
+            continue
+        for place, block in enumerate(message.content):
+            where = ("messages", index, "content", place)
+            parts: Iterable[tuple[FieldPath, object]] = [(where, block)]
+            if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
+                parts = (((*where, "content", number), part) for number, part in enumerate(block.content))
+            for path, part in parts:
+                if isinstance(part, ImageBlock):
+                    field = "data" if isinstance(part.source, Base64Source) else "url"
+                    yield {(): path, ("image_url", "url"): (*path, "source", field)}
 
 
 _own_name = renaming(
@@ -172,7 +198,7 @@ def _tool_choice(choice: ToolChoice, tools: Sequence[Tool]) -> dict[str, Any]:
 
 
 def _chat_messages(request: Conversation) -> list[Message]:
-    """Returns all messages; contents are lists of texts until the end, so that turns of one role become one."""
+    """Returns all messages; contents are lists until the end, so that turns of one role become one."""
     messages: list[Message] = []
     calls: set[str] = set()
     if request.system is not None and (texts := _system_texts(request.system)):
@@ -216,7 +242,9 @@ def _add_user(messages: list[Message], message: MessageParam, where: FieldPath) 
         if isinstance(block, TextBlock):
             _add(messages, {"role": "user", "content": [block.text]})
         elif isinstance(block, ToolResultBlock):
-            messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": [_result(block)]})
+            messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)})
+        elif isinstance(block, ImageBlock):
+            _add(messages, {"role": "user", "content": [_image(block)]})
         else:
             refuse_field((*where, "content", index, "type"), "is a block of the assistant's, and the role is user")
 
@@ -233,10 +261,22 @@ def _check_results(message: MessageParam, calls: set[str], where: FieldPath) -> 
             refuse_field((*where, "content", index, "tool_use_id"), problem)
 
 
-def _result(block: ToolResultBlock) -> str:
+def _result(block: ToolResultBlock) -> list[str | Part]:
+    """Returns the content of a tool's result: one text, or texts and images as they stand."""
     content = block.content if block.content is not None else ""
-    text = content if isinstance(content, str) else "\n".join(part.text for part in content)
-    return f"Error: {text}" if block.is_error else text
+    error = "Error: " if block.is_error else ""
+    if isinstance(content, str):
+        return [error + content]
+    if all(isinstance(part, TextBlock) for part in content):
+        return [error + "\n".join(part.text for part in content if isinstance(part, TextBlock))]
+    parts = [part.text if isinstance(part, TextBlock) else _image(part) for part in content]
+    return [error.rstrip(), *parts] if error else parts
+
+
+def _image(block: ImageBlock) -> Part:
+    source = block.source
+    url = f"data:{source.media_type};base64,{source.data}" if isinstance(source, Base64Source) else source.url
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _assistant(message: MessageParam, where: FieldPath) -> Message:
@@ -253,7 +293,8 @@ def _assistant(message: MessageParam, where: FieldPath) -> Message:
             function = {"name": block.name, "arguments": _arguments(block.input)}
             calls.append({"id": block.id, "type": "function", "function": function})
         elif not isinstance(block, RedactedThinkingBlock):
-            refuse_field((*where, "content", index, "type"), "is tool_result, which stands in a user's message")
+            kind = "image" if isinstance(block, ImageBlock) else "tool_result"
+            refuse_field((*where, "content", index, "type"), f"is {kind}, which stands in a user's message")
     turn: Message = {"role": "assistant", "content": texts}
     if calls:
         turn["tool_calls"] = calls
@@ -293,7 +334,7 @@ def _check_last(messages: list[Message], where: FieldPath) -> None:
         refuse_field("messages", "hold no text: send a message of the user's")
 
 
-def _content(texts: list[str]) -> str | list[dict[str, str]] | None:
-    if len(texts) > 1:
-        return [{"type": "text", "text": text} for text in texts]
-    return texts[0] if texts else None
+def _content(parts: list[str | Part]) -> str | list[Part] | None:
+    if len(parts) == 1 and isinstance(parts[0], str):
+        return parts[0]
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts] or None

@@ -35,6 +35,26 @@ class TextBlock(Struct, tag_field="type", tag="text"):
     """Documents are not read, so there is nothing to cite."""
 
 
+class Base64Source(Struct, tag_field="type", tag="base64"):
+    """An image that is part of the request."""
+
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: str
+
+
+class UrlSource(Struct, tag_field="type", tag="url"):
+    """An image that is fetched from where the server's operator allows."""
+
+    url: Annotated[str, Meta(min_length=1)]
+
+
+class ImageBlock(Struct, tag_field="type", tag="image"):
+    """An image of a user, or of a tool's result."""
+
+    source: Base64Source | UrlSource
+    cache_control: CacheControl | None = None
+
+
 class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
     """The assistant's thinking of an earlier turn."""
 
@@ -75,14 +95,14 @@ class ToolResultBlock(Struct, tag_field="type", tag="tool_result"):
     """The result of a tool."""
 
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | list[TextBlock | ImageBlock] | None = None
     is_error: bool | None = None
     """If true, the result begins with "Error: " in the prompt."""
     cache_control: CacheControl | None = None
     toolset_name: None = None
 
 
-ContentBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+ContentBlock = TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 class MessageParam(Struct):
@@ -235,7 +255,11 @@ def _of_block(fault: Fault) -> Fault:
     """Adds the types of blocks that there are to the fault of a block's type."""
     if fault.path[:1] != ("messages",) or fault.path[-1] != "type":
         return fault
-    read = "; this server reads text, thinking, redacted_thinking, tool_use and tool_result blocks"
+    if fault.path[-2:] == ("source", "type"):
+        return Fault(
+            fault.path, (*fault.rest, "; send an image's base64 or its url, for files are not kept"), fault.code
+        )
+    read = "; this server reads text, image, thinking, redacted_thinking, tool_use and tool_result blocks"
     return Fault(fault.path, (*fault.rest, read), fault.code)
 
 

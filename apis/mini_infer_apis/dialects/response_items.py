@@ -6,13 +6,14 @@ ApiError 400 that names the field, such as `input[2].call_id`.
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from mini_infer_apis.dialects.responses_request import (
     Content,
     CustomToolCallItem,
     FunctionCallItem,
+    InputImage,
     InputItem,
     Item,
     MessageItem,
@@ -60,6 +61,15 @@ def chat_messages(input_: str | Sequence[InputItem], instructions: str | None = 
     return conversation.messages
 
 
+def image_fields(input_: str | Sequence[InputItem]) -> Iterator[dict[FieldPath, FieldPath]]:
+    """Yields the fields of each image as `with_images` takes them, in the order in which `chat_messages` takes them."""
+    for index, item in enumerate(() if isinstance(input_, str) else input_):
+        field = "content" if isinstance(item, MessageItem) else "output"
+        for place, part in enumerate(getattr(item, field, ())):
+            if isinstance(part, InputImage):
+                yield {(): ("input", index, field, place)}
+
+
 def is_to_be_continued(input_: str | Sequence[InputItem]) -> bool:
     """True if the last item is an answer that broke off: the model continues it, as vLLM does."""
     last = input_[-1] if input_ else None
@@ -100,7 +110,7 @@ class _Conversation:
 def _read(conversation: _Conversation, item: InputItem, where: FieldPath) -> None:
     """Adds an item to the conversation."""
     if isinstance(item, MessageItem):
-        content = _content(item.content)
+        content = _content(item.content, (*where, "content"))
         if item.role == "assistant":
             conversation.turn("content", "tool_calls")["content"] = content
         else:
@@ -117,7 +127,7 @@ def _read(conversation: _Conversation, item: InputItem, where: FieldPath) -> Non
         if item.call_id not in conversation.call_ids:
             says = f"is {item.call_id[:100]!r}, and no call before it has that call_id: send the call, too"
             _refuse((*where, "call_id"), says)
-        content = _content(item.output)
+        content = _content(item.output, (*where, "output"))
         conversation.add({"role": "tool", "tool_call_id": item.call_id, "content": content})
 
 
@@ -143,10 +153,24 @@ def _reasoning_texts(item: ReasoningItem, where: FieldPath) -> list[str]:
         _refuse((*where, "encrypted_content"), "is not what this server has sent: send it back unchanged")
 
 
-def _content(content: Content) -> str | list[dict[str, str]]:
+def _content(content: Content, where: FieldPath) -> str | list[dict[str, str]]:
     if isinstance(content, str):
         return content
-    return [{"type": "text", "text": part.refusal if isinstance(part, RefusalText) else part.text} for part in content]
+    parts = []
+    for index, part in enumerate(content):
+        if isinstance(part, InputImage):
+            parts.append({"type": "input_image", "image_url": _image_url(part, (*where, index))})
+        else:
+            parts.append({"type": "text", "text": part.refusal if isinstance(part, RefusalText) else part.text})
+    return parts
+
+
+def _image_url(image: InputImage, where: FieldPath) -> str:
+    if image.file_id is not None:
+        _refuse((*where, "file_id"), "is not supported, for this server keeps no files: send the image_url")
+    if not image.image_url:
+        _refuse((*where, "image_url"), "is missing: an input_image needs it, such as data:image/png;base64,...")
+    return image.image_url
 
 
 def _refuse(where: str | FieldPath, message: str) -> NoReturn:

@@ -21,6 +21,16 @@ class InputText(Struct, tag_field="type", tag="input_text"):
     text: str
 
 
+class InputImage(Struct, tag_field="type", tag="input_image"):
+    """An image of a user, or of a tool's output."""
+
+    image_url: str | None = None
+    file_id: str | None = None
+    """No files are kept here, so it is refused."""
+    detail: str | None = None
+    """No effect: the model's image processor decides."""
+
+
 class OutputText(Struct, tag_field="type", tag="output_text"):
     """Text of the assistant."""
 
@@ -51,7 +61,7 @@ class SummaryText(Struct, tag_field="type", tag="summary_text"):
     text: str
 
 
-Content = str | list[InputText | OutputText | PlainText | RefusalText]
+Content = str | list[InputText | InputImage | OutputText | PlainText | RefusalText]
 
 
 class MessageItem(Struct, tag_field="type", tag="message"):
@@ -250,7 +260,7 @@ def _with_choices(fault: Fault) -> Fault:
             choices = ", ".join(str(kind.__struct_config__.tag) for kind in InputItem.__args__)
             return Fault(fault.path, (*fault.rest, f"; send one of {choices}"), fault.code)
         case ("input", _, "content" | "output", _, "type"):
-            return Fault(fault.path, (*fault.rest, "; this server reads text parts only"), fault.code)
+            return Fault(fault.path, (*fault.rest, "; this server reads text and input_image parts only"), fault.code)
         case ("tools", _, "type"):
             return _unsupported(fault, "this server has function and custom tools, and namespaces")
         case ("tools", _, "tools", _, "type"):

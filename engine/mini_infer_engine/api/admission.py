@@ -6,7 +6,7 @@ latency.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from mini_infer_web.api_errors import ApiError
@@ -23,10 +23,13 @@ class Admission:
     """Most choices of all requests, running or waiting: each becomes one sequence of the engine."""
     max_body_bytes: int
     """Most bytes of bodies that have arrived and are no token ids yet."""
+    max_image_bytes: int = 4 << 30
+    """Most bytes of values of images, in requests that run or wait."""
     num_choices: int = field(default=0, init=False)
     reading: FairBudget = field(init=False)
     """Bytes of bodies that are being read, of which each client gets its share; as many as `max_body_bytes`."""
     num_body_bytes: int = field(default=0, init=False)
+    num_image_bytes: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.reading = FairBudget(self.max_body_bytes)
@@ -72,6 +75,33 @@ class Admission:
             yield
         finally:
             self.num_choices -= count
+
+    @contextmanager
+    def fetched(self) -> Iterator[Callable[[int], None]]:
+        """Yields a function that counts bytes that are read beside a body, such as images that it names, until the
+        block ends. The function raises ApiError 429 if others leave no room.
+        """
+        with ExitStack() as stack:
+            yield lambda count: stack.enter_context(self.body(count))
+
+    @contextmanager
+    def image_values(self, size_bytes: int) -> Iterator[None]:
+        """Counts the values of a request's images; one request alone always may have them. Raises ApiError 429 if
+        others leave no room.
+        """
+        if self.num_image_bytes and self.num_image_bytes + size_bytes > self.max_image_bytes:
+            raise ApiError(
+                429,
+                f"images of {self.num_image_bytes} bytes of values run or wait, and this server takes "
+                f"{self.max_image_bytes} at once (--max-image-memory): send the request again later",
+                code="queue_full",
+                headers=_RETRY_HEADERS,
+            )
+        self.num_image_bytes += size_bytes
+        try:
+            yield
+        finally:
+            self.num_image_bytes -= size_bytes
 
     @contextmanager
     def body(self, size_bytes: int) -> Iterator[None]:

@@ -22,6 +22,7 @@ from mini_infer_engine.api.dialects.openai.shapes import usage
 from mini_infer_engine.api.generation import Generation
 from mini_infer_engine.api.http import client_of, error_response, json_response, request_id
 from mini_infer_engine.api.ignored_fields import ignored_header
+from mini_infer_engine.api.images import image_files, image_inputs
 from mini_infer_engine.api.key_check import GRANT
 from mini_infer_engine.api.kv_source import kv_source
 from mini_infer_engine.api.kv_trust import trusts_sender
@@ -39,7 +40,7 @@ from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.pooled_prompts import check_task
 from mini_infer_engine.text.pooled_result import check_dimensions
 from mini_infer_engine.text.text_model import LONG_BYTES, TextModel
-from mini_infer_engine.text.tokenizing import whole
+from mini_infer_engine.text.tokenizing import PromptLimits, whole
 from mini_infer_engine.text.truncation import truncated
 from mini_infer_engine.text.validation import (
     ParameterError,
@@ -117,6 +118,7 @@ class GenerationResponse(Response):
                 prompts, sampling = await checked(
                     state, model, spec, len(raw), client_of(self._request, state.peer_secret)
                 )
+                images = await image_inputs(state, prompts, spec.copies, stack)
                 headers = self._request.headers
                 is_trusted = trusts_sender(state.options.kv_transfer_trust, state.peer_secret, headers.get(PEER_HEADER))
                 source = kv_source(headers, spec.kv_transfer_params, is_trusted=is_trusted)
@@ -126,7 +128,7 @@ class GenerationResponse(Response):
             except ApiError as error:
                 raise spec.in_clients_words(error) from None
         chosen_id = spec.request_id or request_id(self._request)
-        requests = state.make_requests(chosen_id, prompts, spec, sampling, source, targets)
+        requests = state.make_requests(chosen_id, prompts, spec, sampling, source, targets, images)
         streams_every_step = spec.streams_every_step or state.text.decoder is None
         model_name = spec.model or state.text.names[0]
         decoder, make_parser = _reading(state.text, spec)
@@ -237,10 +239,8 @@ async def checked(
     check_dimensions(model.pooler, spec.dimensions)
     output_room = 1 if spec.pooled is None else model.output_room
     limits = text.limits(model.max_model_len, output_room) if spec.truncation is None else None
-    job = spec.prompt_ids(text.encoder, limits)
-    # A few token ids are read here: the way through a thread would take longer.
-    is_long = size_bytes >= LONG_BYTES or (spec.needs_text and text.encoder is not None)
-    prompts = await text.in_slices(job, size_bytes) if is_long else whole(job)
+    with state.admission.fetched() as reserve:
+        prompts = await _prompts(state, model, spec, size_bytes, limits, reserve)
     max_tokens = limit.max_tokens if limit.is_requested else None
     prompts = truncated(prompts, spec.truncation, model.max_model_len, max_tokens or output_room)
     for index, prompt in enumerate(prompts):
@@ -256,6 +256,26 @@ async def checked(
             raise ParameterError(param, f"{param} does not go with use_beam_search = true: leave out one of them")
         sampling = msgspec.structs.replace(sampling, grammar=await text.grammars.build_in_thread(request, client))
     return prompts, sampling
+
+
+async def _prompts(
+    state: ApiServerState,
+    model: ModelInfo,
+    spec: GenerationSpec,
+    size_bytes: int,
+    limits: PromptLimits | None,
+    reserve: Callable[[int], None],
+) -> list[list[int]]:
+    """Returns the token ids of each prompt, with their images as `ImagePrompt`s."""
+    text = state.text
+    files = await image_files(text, model, spec.prompt_param, spec.images, reserve)
+    if files and spec.truncation is not None:
+        message = "truncate_prompt_tokens does not go with images, which cannot be cut: leave it out"
+        raise ParameterError("truncate_prompt_tokens", message)
+    job = spec.prompt_ids(text.encoder, limits, files)
+    # A few token ids are read here: the way through a thread would take longer.
+    is_long = size_bytes >= LONG_BYTES or (spec.needs_text and text.encoder is not None)
+    return await text.in_slices(job, size_bytes) if is_long else whole(job)
 
 
 def _with_bad_words(sampling: SamplingParams, encoder: PromptEncoder | None) -> SamplingParams:

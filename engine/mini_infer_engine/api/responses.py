@@ -17,6 +17,7 @@ from mini_infer_engine.api.answers import ResponseInputTokens
 from mini_infer_engine.api.dialects.responses.responses_api import ResponsesDialect
 from mini_infer_engine.api.generate import GenerationResponse, bad_parameter
 from mini_infer_engine.api.http import error_response, json_response
+from mini_infer_engine.api.images import image_files
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.parsing.parser import check_parsing
 from mini_infer_engine.text.validation import ParameterError
@@ -111,9 +112,10 @@ async def _count(state: ApiServerState, request: Request) -> Response:
         if state.text.encoder is None or model is None:
             raise ApiError(400, "this server has no tokenizer, or still loads its model", code="no_tokenizer")
         try:
-            prompts = await state.text.in_slices(
-                spec.prompt_ids(state.text.encoder, state.text.limits(model.max_model_len)), len(raw)
-            )
+            with state.admission.fetched() as reserve:
+                images = await image_files(state.text, model, spec.prompt_param, spec.images, reserve)
+                job = spec.prompt_ids(state.text.encoder, state.text.limits(model.max_model_len), images)
+                prompts = await state.text.in_slices(job, len(raw))
         except ParameterError as error:
             raise spec.in_clients_words(bad_parameter(error)) from None
         except ApiError as error:

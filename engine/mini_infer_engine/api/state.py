@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -23,7 +23,15 @@ from mini_infer_engine.api.ignored_fields import IgnoredFields
 from mini_infer_engine.api.kv_source import retains_kv
 from mini_infer_engine.api.metrics import ServerMetrics
 from mini_infer_engine.config.options.server_options import ServerOptions
-from mini_infer_engine.core.request import NO_TARGETS, BeamSearch, KVSource, LatencyTargets, Request, SamplingParams
+from mini_infer_engine.core.request import (
+    NO_TARGETS,
+    BeamSearch,
+    ImageInput,
+    KVSource,
+    LatencyTargets,
+    Request,
+    SamplingParams,
+)
 from mini_infer_engine.core_process.messages import ModelInfo, core_id
 from mini_infer_engine.text.text_model import TextModel
 from mini_infer_web.api_errors import ApiError, unknown_model
@@ -85,7 +93,11 @@ class ApiServerState:
     _serials: Iterator[int] = field(default_factory=itertools.count, init=False)
 
     def __post_init__(self) -> None:
-        self.admission = Admission(self.max_running + self.options.max_waiting, self.options.max_tokenizing_bytes)
+        self.admission = Admission(
+            self.max_running + self.options.max_waiting,
+            self.options.max_tokenizing_bytes,
+            self.options.max_image_memory_bytes,
+        )
         self.idle.set()
         self.metrics.grammar_worker_ends = self.text.grammars.ends
         self.role = self.metrics.role = self.options.role
@@ -169,12 +181,15 @@ class ApiServerState:
         sampling: SamplingParams,
         source: KVSource | None = None,
         targets: LatencyTargets = NO_TARGETS,
+        images: Sequence[list[ImageInput]] = (),
     ) -> list[Request]:
-        """Returns one request for each choice, those of one prompt next to each other; copies differ in seed."""
+        """Returns one request for each choice, those of one prompt next to each other; copies differ in seed. `images`
+        are those of each prompt; empty if there are none.
+        """
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         requests: list[Request] = []
         type_starts = [0] * len(prompts) if spec.pooled is None else spec.pooled.type_starts
-        for prompt, type_start in zip(prompts, type_starts, strict=True):
+        for index, (prompt, type_start) in enumerate(zip(prompts, type_starts, strict=True)):
             ids = [core_id(request_id, next(self._serials)) for _ in range(spec.copies)]
             search = None
             if spec.beams is not None:
@@ -184,6 +199,7 @@ class ApiServerState:
                 Request(
                     request_id=name,
                     prompt_token_ids=prompt,
+                    images=images[index] if images else [],
                     sampling=sampling,
                     priority=spec.priority,
                     targets=targets,

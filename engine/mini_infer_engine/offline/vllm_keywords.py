@@ -21,7 +21,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "aggregate_engine_logging": _ANY,
     "all2all_backend": _ANY,
     "allow_deprecated_quantization": _ANY,
-    "allowed_media_domains": _ANY,
     "api_server_count": (None, 1),
     "async_scheduling": _ANY,  # --step-depth
     "attention_config": (None, {}),
@@ -206,7 +205,6 @@ _REMEDIES = {
     "tokenizer": "the tokenizer is that of the model's folder: put tokenizer.json there",
 }
 _ELSEWHERE = {
-    "allowed_local_media_path": "images are not served",
     "data_parallel_address": "--master-addr, on each machine",
     "data_parallel_size_local": "--nnodes shares the devices out",
     "disable_uvicorn_access_log": "it is --no-access-log",

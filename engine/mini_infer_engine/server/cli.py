@@ -160,6 +160,7 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
         import_permanently("mini_infer_engine.server.serve")
         from mini_infer_engine.parsing.registry import ParserChoice
         from mini_infer_engine.server.serve import serve
+        from mini_infer_engine.text.images.media import MediaRules
         from mini_infer_engine.text.text_model import TextModel
 
         names = settings.served_model_name or (settings.model,)
@@ -176,6 +177,7 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
                 settings.generation_config,
                 parsers,
                 settings.chat_template,
+                MediaRules.of(settings.allowed_media_domains, settings.allowed_local_media_path, server.max_body_bytes),
             )
         except (ValueError, OSError) as error:
             raise StartError(str(error)) from None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mini_infer_engine.config.pooling.pooler_config import PoolerConfig
-from mini_infer_engine.text.tokenizing import PromptLimits, Sliced, text_ids
+from mini_infer_engine.text.tokenizing import ImageFiles, PromptLimits, Sliced, text_ids
 from mini_infer_engine.text.validation import ParameterError
 from mini_infer_prompts.pairs import Cut, Side, TypedIds, pair_ids, single_ids
 from mini_infer_prompts.prompt import ChatTemplates, PromptEncoder, PromptText, is_token_id
@@ -52,7 +52,9 @@ class PooledPrompts:
         """True if something is tokenised."""
         return not all(isinstance(given, list) for given in self.inputs)
 
-    def token_ids(self, encoder: PromptEncoder | None, limits: PromptLimits | None) -> Sliced[list[list[int]]]:
+    def token_ids(
+        self, encoder: PromptEncoder | None, limits: PromptLimits | None, images: ImageFiles | None = None
+    ) -> Sliced[list[list[int]]]:
         """Returns the token ids of each input, a slice of work at a time.
 
         Raises ParameterError or ApiError if one is empty, too long to be looked at, or text without a tokenizer.

@@ -17,6 +17,8 @@ from mini_infer_engine.dry import vocabulary as dry_model
 from mini_infer_engine.parsing.registry import AS_SHOWN, ParserChoice, output_formats
 from mini_infer_engine.text.detokenizer import Decoder, decoder_showing
 from mini_infer_engine.text.grammars import Grammars
+from mini_infer_engine.text.images.media import MediaRules
+from mini_infer_engine.text.images.reader import ImageReader
 from mini_infer_engine.text.tokenizing import PromptLimits, Sliced, longest_token
 from mini_infer_process.interpreter import lower_thread_priority
 from mini_infer_prompts.prompt import PromptAssets, PromptEncoder
@@ -25,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
+NO_MEDIA = MediaRules()
+"""No images are read by URL but those that contain their data."""
 _PROMPT_END_TOKENS = 16
 """Number of tokens that suffices for a marker at the end of a prompt, even if the vocabulary has no token for it."""
 LONG_BYTES = 1 << 16
@@ -43,8 +47,11 @@ class TextModel:
         assets: PromptAssets | None,
         defaults: GenerationDefaults,
         parsers: ParserChoice = AS_SHOWN,
+        media: MediaRules = NO_MEDIA,
     ) -> None:
-        """Creates a model's text side. Raises ValueError if `parsers` names one that does not exist."""
+        """Creates a model's text side. Raises ValueError if `parsers` names one that does not exist. `media` says which
+        images are read by URL.
+        """
         self.names = names
         """Names that clients may use for the model; the first is the one in its responses."""
         self.assets = assets
@@ -55,6 +62,9 @@ class TextModel:
         self.formats = output_formats(templates, parsers)
         """Formats in which the model writes tool calls and thinking."""
         self.grammars = Grammars(None if self.encoder is None else self.encoder.tokenizer)
+        layout = None if self.encoder is None else self.encoder.images
+        self.images = None if layout is None else ImageReader(layout, media)
+        """Reader of images; None if the model's files do not say how they are read."""
         self._decoders: dict[tuple[str, ...], Decoder] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         self._long_threads = ThreadPoolExecutor(_LONG_THREADS, "tokenize-long", initializer=lower_thread_priority)
@@ -118,6 +128,7 @@ class TextModel:
         generation: str = "auto",
         parsers: ParserChoice = AS_SHOWN,
         chat_template: str | None = None,
+        media: MediaRules = NO_MEDIA,
     ) -> Self:
         """Loads a model folder, or the dry run's assets if it is None.
 
@@ -131,7 +142,7 @@ class TextModel:
             assets = None if skip_tokenizer else _assets(directory)
             if assets is not None and template is not None:
                 assets = assets.with_chat_template(template)
-            return cls(names, assets, defaults, parsers)
+            return cls(names, assets, defaults, parsers, media)
         except ValueError as error:
             if directory is not None:
                 _check_architecture(directory)

@@ -3,13 +3,17 @@
 Its jobs are generators that yield every few milliseconds; `TextModel.in_slices` gives each its turn.
 """
 
-from collections.abc import Generator, Iterator
-from typing import Any, NoReturn, TypeVar
+from array import array
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
 from mini_infer_engine.text.validation import ParameterError
+from mini_infer_prompts.image_files import ImageFile
+from mini_infer_prompts.image_prompts import ImageError, ImageSize, ImageSlots
+from mini_infer_prompts.image_sources import ImageSource
 from mini_infer_prompts.prompt import (
     PromptEncoder,
     PromptText,
@@ -23,6 +27,28 @@ from mini_infer_web.api_errors import ApiError, FieldPath, context_length, field
 Result = TypeVar("Result")
 Sliced = Generator[None, None, Result]
 """Work that yields between slices of a few milliseconds."""
+
+ImageFiles = Mapping[str, ImageFile]
+"""The images of a request by their URLs."""
+
+
+class PlacedImage(NamedTuple):
+    """An image and its place in a prompt."""
+
+    source: ImageSource
+    file: ImageFile
+    size: ImageSize
+    offset: int
+    """Index of its first placeholder token."""
+
+
+class ImagePrompt(list[int]):
+    """The token ids of a prompt with images, and where these are. A slice of it is a list of ids alone."""
+
+    def __init__(self, token_ids: Iterable[int], images: Sequence[PlacedImage]) -> None:
+        super().__init__(token_ids)
+        self.images = images
+
 
 _COUNTED_BEYOND = 2
 """Contexts up to which a prompt is counted to its end: a client wants to know by how much it is too long."""
@@ -84,32 +110,74 @@ def longest_token(tokenizer: Tokenizer) -> int:
 
 
 def text_ids(
-    encoder: PromptEncoder, prompt: PromptText, param: FieldPath, limits: PromptLimits | None = None
+    encoder: PromptEncoder,
+    prompt: PromptText,
+    param: FieldPath,
+    limits: PromptLimits | None = None,
+    slots: ImageSlots | None = None,
 ) -> Sliced[list[int]]:
-    """Returns the token ids of a text. Raises ParameterError if it exceeds `limits`, ApiError if it cannot be
-    tokenised.
+    """Returns the token ids of a text, with the images of `slots`. Raises ParameterError if it exceeds `limits`,
+    ApiError if it cannot be tokenised.
     """
     if limits is not None:
         limits.check_characters(len(prompt.text), param)
     ids: list[int] = []
     for piece in encoder.pieces(prompt):
-        ids.extend(piece.ids)
+        ids.extend(piece.ids if slots is None else slots.expand(piece.ids))
         if limits is not None and len(ids) > _COUNTED_BEYOND * limits.max_model_len:
             limits.refuse_uncounted(len(ids), param)
         yield
     return ids
 
 
-def chat_ids(encoder: PromptEncoder, body: dict[str, Any], limits: PromptLimits | None = None) -> Sliced[list[int]]:
-    """Returns the token ids of a chat's rendered messages. Raises errors as `text_ids`, and for invalid fields."""
+def chat_ids(
+    encoder: PromptEncoder,
+    body: dict[str, Any],
+    limits: PromptLimits | None = None,
+    images: ImageFiles | None = None,
+) -> Sliced[list[int]]:
+    """Returns the token ids of a chat's rendered messages, as an `ImagePrompt` if it has images. Raises errors as
+    `text_ids`, and for invalid fields.
+
+    `images` are the files of its images; None if the model reads none, which are then refused.
+    """
     if limits is not None:  # rendering gives no other request a turn
         limits.check_characters(sum(map(len, _texts(body.get("messages")))), ("messages",))
-    text = chat_prompt_text(encoder, body)
+    text = chat_prompt_text(encoder, body, reads_images=images is not None)
     yield
+    if text.images and images is not None:
+        return (yield from image_prompt_ids(encoder, text, ("messages",), limits, images))
     ids = yield from text_ids(encoder, text, ("messages",), limits)
     if not ids:
         refuse_field("messages", "render to an empty prompt")
     return ids
+
+
+def image_prompt_ids(
+    encoder: PromptEncoder, prompt: PromptText, param: FieldPath, limits: PromptLimits | None, files: ImageFiles
+) -> Sliced[list[int]]:
+    """Returns the ids of a text with images. Raises errors as `text_ids`, and ApiError 400 for an image that the
+    model cannot read.
+    """
+    layout, placeholder_id = encoder.images, encoder.placeholder_id
+    assert layout is not None, "a text has images only where the model reads some"
+    assert placeholder_id is not None
+    sizes: list[ImageSize] = []
+    for source in prompt.images:
+        if source.url not in files:
+            refuse_field(source.path, "was not read: send the image as a data URL")
+        try:
+            sizes.append(layout.size_of(files[source.url].width, files[source.url].height))
+        except ImageError as error:
+            refuse_field(source.path, str(error), code="invalid_image")
+    tokens = sum(size.num_tokens for size in sizes)
+    if limits is not None and tokens > limits.max_model_len:
+        limits.refuse_uncounted(tokens, param)
+    slots = ImageSlots(placeholder_id, [array("I", [placeholder_id]) * size.num_tokens for size in sizes])
+    ids = yield from text_ids(encoder, prompt, param, limits, slots)
+    slots.check_all_used()
+    placed = zip(prompt.images, sizes, slots.offsets, strict=True)
+    return ImagePrompt(ids, [PlacedImage(source, files[source.url], size, at) for source, size, at in placed])
 
 
 def completion_ids(

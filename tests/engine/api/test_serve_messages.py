@@ -208,7 +208,12 @@ def test_count_tokens_answers_when_the_prompt_exceeds_the_context(server: DrySer
     [
         (message(model="none"), 404, "not_found_error", "'none'"),
         (message(temperature=2), 400, "invalid_request_error", "temperature"),
-        (message([{"type": "image", "source": {}}]), 400, "invalid_request_error", "messages[0].content[0].type"),
+        (
+            message([{"type": "image", "source": {"type": "url", "url": "https://h/a.png"}}]),
+            400,
+            "invalid_request_error",
+            "messages[0].content[0].type",
+        ),
         (message("x" * 100_000), 400, "invalid_request_error", "context"),
         (message(stop_sequences=[""]), 400, "invalid_request_error", "stop_sequences"),
         ({"model": "dry"}, 400, "invalid_request_error", "max_tokens"),

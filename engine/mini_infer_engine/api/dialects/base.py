@@ -13,14 +13,17 @@ from mini_infer_engine.structured.params import GrammarRequest
 from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.output_text import Delta, OutputText
 from mini_infer_engine.text.pooled_prompts import PooledPrompts
-from mini_infer_engine.text.tokenizing import PromptLimits, Sliced
+from mini_infer_engine.text.tokenizing import ImageFiles, PromptLimits, Sliced
 from mini_infer_engine.text.truncation import Truncation
+from mini_infer_prompts.image_sources import ImageSource
 from mini_infer_prompts.prompt import PromptEncoder
 from mini_infer_web.api_errors import ApiError
 from mini_infer_web.body_fields import UnknownFields
 
-PromptIds = Callable[[PromptEncoder | None, PromptLimits | None], Sliced[list[list[int]]]]
-"""Returns the token ids of each prompt. Raises ApiError or ParameterError if a field is at fault."""
+PromptIds = Callable[[PromptEncoder | None, PromptLimits | None, ImageFiles | None], Sliced[list[list[int]]]]
+"""Returns the token ids of each prompt. Raises ApiError or ParameterError if a field is at fault. The images are None
+if the model reads none.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,8 @@ class GenerationSpec:
     sampling: Mapping[str, Any]
     """Fields of SamplingParams that the client sent; for others the model's defaults are used."""
     output_limit: OutputLimit
+    images: Sequence[Sequence[ImageSource]] = ()
+    """The images of each prompt; empty if such requests have none."""
     grammar: GrammarRequest | None = None
     """Grammar that constrains each choice; None for any text."""
     in_clients_words: Callable[[ApiError], ApiError] = _as_it_is

@@ -121,6 +121,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         int, Option(group=SERVER, flag="max-tokenizing-size", unit="SIZE", low=1, is_size=True)
     ] = 256 * 2**20
     """Largest total size of bodies that are being made into prompts at once; above, the answer is 429."""
+    max_image_memory_bytes: Annotated[
+        int, Option(group=SERVER, flag="max-image-memory", unit="SIZE", low=1, is_size=True)
+    ] = 4 * 2**30
+    """Largest total size of images' values in requests that run or wait; above, the answer is 429."""
     drain_timeout_s: Annotated[
         float, Option(group=SERVER, flag="drain-timeout", unit="SECONDS", low=0, high=_DAY_S)
     ] = 30

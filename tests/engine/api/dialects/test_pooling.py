@@ -53,7 +53,7 @@ class Asked:
     ) -> None:
         dialect: Dialect = make(lambda: model(pooler))
         spec = dialect.parse(body)
-        ids = whole(spec.prompt_ids(encoder, None))
+        ids = whole(spec.prompt_ids(encoder, None, None))
         self.texts = [encoder.decode(one) for one in ids]
         self.task = spec.task
         replies = []

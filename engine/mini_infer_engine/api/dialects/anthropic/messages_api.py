@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from mini_infer_apis.dialects.anthropic import chat_of, own_path
+from mini_infer_apis.dialects.anthropic import chat_of, client_paths
 from mini_infer_apis.dialects.anthropic_errors import ANTHROPIC_ERRORS
 from mini_infer_apis.dialects.anthropic_request import MessagesRequest, parse_request
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
@@ -28,13 +28,14 @@ class MessagesDialect:
         """Parses the body as the chat that it is equivalent to; errors name the client's fields."""
         self._request = parse_request(body, MessagesRequest, unknown)
         chat = chat_of(self._request)
+        rename = client_paths(self._request, chat)
         try:
             spec = ChatDialect().parse(chat)
         except ApiError as error:
-            raise error.renamed(own_path) from None
+            raise error.renamed(rename) from None
         # Where prompt and max_tokens are more than the context, the answer ends with the context, and says so.
         limit = OutputLimit("max_tokens", self._request.max_tokens or 1, False)
-        return replace(spec, output_limit=limit, in_clients_words=lambda error: error.renamed(own_path))
+        return replace(spec, output_limit=limit, in_clients_words=lambda error: error.renamed(rename))
 
     def renderer(
         self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None

@@ -19,8 +19,9 @@ from mini_infer_engine.api.dialects.openai.tools import Tools, tool_parsing
 from mini_infer_engine.parsing.base import OutputParsing
 from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.output_text import Delta, EndReason, OutputText
-from mini_infer_engine.text.tokenizing import PromptLimits, Sliced, chat_ids
+from mini_infer_engine.text.tokenizing import ImageFiles, PromptLimits, Sliced, chat_ids
 from mini_infer_engine.text.validation import MAX_LOGPROBS
+from mini_infer_prompts.image_sources import image_sources
 from mini_infer_prompts.prompt import PromptEncoder
 from mini_infer_web.api_errors import ApiError
 from mini_infer_web.body_fields import UnknownFields
@@ -70,11 +71,13 @@ class ChatDialect:
         """Parses the body, whose messages become one prompt."""
         request = parse_fields(body, ChatRequest, unknown)
 
-        def prompt_ids(encoder: PromptEncoder | None, limits: PromptLimits | None) -> Sliced[list[list[int]]]:
+        def prompt_ids(
+            encoder: PromptEncoder | None, limits: PromptLimits | None, images: ImageFiles | None
+        ) -> Sliced[list[list[int]]]:
             if encoder is None:
                 message = "chat needs a tokenizer, and this server runs without: send token ids to /v1/completions"
                 raise ApiError(400, message)
-            return [(yield from chat_ids(encoder, body, limits))]
+            return [(yield from chat_ids(encoder, body, limits, images))]
 
         spec = common_spec(
             request,
@@ -93,6 +96,7 @@ class ChatDialect:
             priority=_priority(request),
             service_tier="default" if request.service_tier == "auto" else request.service_tier,
             prompt_texts=_continued(request),
+            images=[image_sources(request.messages)],
         )
 
     def renderer(self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None) -> "ChatRenderer":

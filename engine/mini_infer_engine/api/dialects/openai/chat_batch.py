@@ -15,8 +15,9 @@ from mini_infer_engine.api.dialects.fields import MAX_CHOICES, parse_fields
 from mini_infer_engine.api.dialects.neutral import Neutral
 from mini_infer_engine.api.dialects.openai.chat import ChatDialect, ChatRenderer, ChatRequest
 from mini_infer_engine.text.detokenizer import Decoder
-from mini_infer_engine.text.tokenizing import PromptLimits, Sliced
+from mini_infer_engine.text.tokenizing import ImageFiles, PromptLimits, Sliced
 from mini_infer_engine.text.validation import ParameterError
+from mini_infer_prompts.image_sources import image_sources
 from mini_infer_prompts.prompt import PromptEncoder
 from mini_infer_web.api_errors import ApiError, renaming
 from mini_infer_web.body_fields import UnknownFields
@@ -55,14 +56,17 @@ class BatchChatDialect:
             with _of_conversation(index):
                 specs.append(ChatDialect().parse(chat, unknown))
 
-        def prompt_ids(encoder: PromptEncoder | None, limits: PromptLimits | None) -> Sliced[list[list[int]]]:
+        def prompt_ids(
+            encoder: PromptEncoder | None, limits: PromptLimits | None, images: ImageFiles | None
+        ) -> Sliced[list[list[int]]]:
             prompts = []
             for index, spec in enumerate(specs):
                 with _of_conversation(index):
-                    prompts += yield from spec.prompt_ids(encoder, limits)
+                    prompts += yield from spec.prompt_ids(encoder, limits, images)
             return prompts
 
-        return replace(specs[0], prompt_ids=prompt_ids, num_prompts=len(specs))
+        images = [image_sources(messages, ("messages", index)) for index, messages in enumerate(request.messages)]
+        return replace(specs[0], prompt_ids=prompt_ids, num_prompts=len(specs), images=images)
 
     def renderer(self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None) -> ChatRenderer:
         """Returns the renderer of a chat's answer, with one choice for each conversation."""

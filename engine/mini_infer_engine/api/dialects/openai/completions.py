@@ -15,7 +15,7 @@ from mini_infer_engine.api.dialects.openai.shapes import OpenAIRenderer, encode_
 from mini_infer_engine.core.request import TokenLogprobs
 from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.output_text import Delta, OutputText
-from mini_infer_engine.text.tokenizing import PromptLimits, Sliced, completion_ids
+from mini_infer_engine.text.tokenizing import ImageFiles, PromptLimits, Sliced, completion_ids
 from mini_infer_engine.text.validation import MAX_LOGPROBS
 from mini_infer_prompts.prompt import PromptEncoder, is_token_ids
 from mini_infer_web.api_errors import ApiError
@@ -54,7 +54,9 @@ class CompletionDialect:
         prompt = request.prompt
         are_several = isinstance(prompt, list) and not is_token_ids(prompt)
 
-        def prompt_ids(encoder: PromptEncoder | None, limits: PromptLimits | None) -> Sliced[list[list[int]]]:
+        def prompt_ids(
+            encoder: PromptEncoder | None, limits: PromptLimits | None, images: ImageFiles | None
+        ) -> Sliced[list[list[int]]]:
             return completion_ids(encoder, body, limits)
 
         spec = common_spec(

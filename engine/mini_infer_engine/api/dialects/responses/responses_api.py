@@ -11,6 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
+from mini_infer_apis.dialects.image_paths import with_images
+from mini_infer_apis.dialects.response_items import image_fields
 from mini_infer_apis.dialects.response_tools import tool_paths
 from mini_infer_apis.dialects.responses import chat_of
 from mini_infer_apis.dialects.responses_request import ResponsesConversation, Tool, parse_conversation
@@ -100,7 +102,8 @@ class ResponsesDialect:
         self._body = body | msgspec.structs.asdict(self._kept)
         self._conversation = parse_conversation(body, unknown)
         chat, of_chat = _chat_body(self._conversation, body), UnknownFields(unknown.mode)
-        rename = _own_path(self._conversation.tools or ())
+        fields = list(image_fields(self._conversation.input))
+        rename = with_images(_own_path(self._conversation.tools or ()), chat["messages"], fields)
         try:
             spec = ChatDialect().parse(chat, of_chat)
         except ApiError as error:
