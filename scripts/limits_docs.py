@@ -221,6 +221,13 @@ SECTIONS: dict[str, Sequence[Limit]] = {
     "Images": [
         constant("pixels of an image", "mini_infer_prompts.image_files:MAX_IMAGE_PIXELS", as_count, _REFUSED),
         flag("values of images in requests that run or wait", "--max-image-memory", as_bytes, "429"),
+        constant(
+            "images of a prompt that the gateway counts",
+            "mini_infer_gateway.prompts.prompt_keys:MAX_IMAGES",
+            as_count,
+            "routed by load",
+        ),
+        constant("their tokens", "mini_infer_gateway.prompts.prompt_keys:MAX_IMAGE_TOKENS", as_count, "routed by load"),
         constant("processes that decode images", f"{_IMAGES}.decoders:WORKERS", as_count, "images wait"),
         constant("one image in such a process", f"{_IMAGES}.decoders:DECODE_TIMEOUT_S", as_seconds, "it ends: 400"),
         constant("its CPU time", f"{_IMAGES}.decoder_process:CPU_S", as_seconds, "it ends: 400"),

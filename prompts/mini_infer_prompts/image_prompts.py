@@ -12,6 +12,8 @@ from typing import Any
 
 from mini_infer_web.api_errors import ApiError
 
+LAYOUT_FILES = ("config.json", "tokenizer_config.json", "preprocessor_config.json", "processor_config.json")
+"""Files of a model's folder that `image_prompts` reads."""
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 """Files of a model's folder that describe how images are read."""
 _MAX_SIZE = 1 << 31
@@ -210,6 +212,7 @@ def _gemma3(config: _Values, tokenizer: _Values, processor: _Values, whole: _Val
 _FAMILIES: Mapping[str, Callable[[_Values, _Values, _Values, _Values], ImagePrompts]] = {
     "qwen2_5_vl": _qwen("qwen2_5_vl"),
     "qwen3_vl": _qwen("qwen3_vl"),
+    "qwen3_vl_moe": _qwen("qwen3_vl"),
     "gemma3": _gemma3,
 }
 """Readers of a model's files by the `model_type` of its config.json."""

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from mini_infer_prompts.chat_template import ChatTemplate
 from mini_infer_prompts.harmony import harmony_effort, harmony_messages
 from mini_infer_prompts.harmony_template import built_in_templates
-from mini_infer_prompts.image_prompts import PROCESSOR_FILES, ImagePrompts, image_prompts
+from mini_infer_prompts.image_prompts import LAYOUT_FILES, PROCESSOR_FILES, ImagePrompts, image_prompts
 from mini_infer_prompts.image_sources import ImageSource, image_sources
 from mini_infer_prompts.messages import ImageForm, template_messages, template_tools
 from mini_infer_prompts.segments import MAX_CACHED_BYTES, Piece, SegmentEncoder, encode_whole
@@ -179,6 +179,8 @@ class PromptEncoder(ChatTemplates):
         )
         self.placeholder_id: int | None = placeholder_id
         """The token that stands for each embedding of an image; None if the model reads none."""
+        self.image_files = {name: assets.files[name] for name in LAYOUT_FILES if images and name in assets.files}
+        """The files that say how images are read, for `image_prompts`; empty if the model reads none."""
         self.revision = assets.revision
         self.tokenizer: Tokenizer = loaded.tokenizer
         self.segments = SegmentEncoder(loaded.tokenizer, cache_bytes)

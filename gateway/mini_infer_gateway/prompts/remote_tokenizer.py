@@ -20,6 +20,7 @@ from mini_infer_gateway.prompts.prompt_keys import (
     response_prompts,
     text_prompts,
 )
+from mini_infer_prompts.image_sources import image_sources
 from mini_infer_prompts.prompt import PromptText, completion_prompts
 
 TOKENIZE_PATH = "/tokenize"
@@ -59,6 +60,8 @@ def tokenize_requests(read: PromptReader, body: dict[str, Any]) -> Sequence[dict
     """
     if read in _CHATS:
         chat = _CHATS[read](body)
+        if image_sources(chat.get("messages")):
+            return None  # The ids would not tell images apart.
         return [{name: chat[name] for name in _CHAT_FIELDS if chat.get(name) is not None}]
     if read is not text_prompts:
         return None

@@ -14,6 +14,8 @@ from typing import Any, BinaryIO, Literal
 import msgspec
 
 from mini_infer_gateway.prompts import prompt_keys
+from mini_infer_prompts.image_prompts import image_prompts
+from mini_infer_prompts.image_sources import ImageSource
 from mini_infer_prompts.prompt import ChatTemplates, PromptText
 from mini_infer_prompts.template_budget import TemplateBudgetError
 from mini_infer_web.api_errors import ApiError
@@ -47,6 +49,8 @@ class RenderRequest(msgspec.Struct):
     templates: dict[str, str]
     """Template sources by name."""
     special_tokens: dict[str, str]
+    image_files: dict[str, str]
+    """Files that say how the model reads images; empty if it reads none."""
     cpu_s: int
     """CPU seconds for this request, after which the process is killed."""
 
@@ -57,16 +61,22 @@ class RenderedPrompt(msgspec.Struct):
     text: str = ""
     add_special_tokens: bool = False
     ids: list[int] | None = None
+    images: list[str] = []
+    """URLs of the images of a text."""
 
     @classmethod
     def of(cls, prompt: PromptText | list[int]) -> "RenderedPrompt":
         """Converts a prompt as a reader returns it."""
-        return cls(prompt.text, prompt.add_special_tokens) if isinstance(prompt, PromptText) else cls(ids=prompt)
+        if not isinstance(prompt, PromptText):
+            return cls(ids=prompt)
+        return cls(prompt.text, prompt.add_special_tokens, images=[image.url for image in prompt.images])
 
     @property
     def prompt(self) -> PromptText | list[int]:
         """The prompt as a reader returns it."""
-        return PromptText(self.text, self.add_special_tokens) if self.ids is None else self.ids
+        if self.ids is not None:
+            return self.ids
+        return PromptText(self.text, self.add_special_tokens, tuple(ImageSource((), url) for url in self.images))
 
 
 class RenderAnswer(msgspec.Struct):
@@ -103,7 +113,9 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 def _rendered(request: RenderRequest, cache: OrderedDict[str, ChatTemplates]) -> RenderAnswer:
     try:
         if (templates := cache.get(request.revision)) is None:
-            templates = cache[request.revision] = ChatTemplates(request.templates, request.special_tokens)
+            templates = cache[request.revision] = ChatTemplates(
+                request.templates, request.special_tokens, images=image_prompts(request.image_files)
+            )
             while len(cache) > TEMPLATES_KEPT:
                 cache.popitem(last=False)
         found = READERS[request.reader](templates, request.body)

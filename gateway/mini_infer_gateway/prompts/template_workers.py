@@ -12,6 +12,7 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -102,14 +103,18 @@ class TemplateWorkers:
         reader: str,
         body: dict[str, Any],
         abandoned: Callable[[], bool],
+        image_files: Mapping[str, str] = MappingProxyType({}),
     ) -> list[PromptText | list[int]] | None:
-        """Returns the prompts that a reader makes of the body; None if it rejects it. Raises RenderFailedError."""
+        """Returns the prompts that a reader makes of the body; None if it rejects it. Raises RenderFailedError.
+
+        `image_files` say how the model reads images; empty if it reads none.
+        """
         model = self._models.setdefault(revision, _Model())
         if self._clock() < model.suspended_until_s or len(model.waiting) >= QUEUE_LIMIT:
             self._on_failure("suspended")
             raise RenderFailedError(model.reason or "too many requests wait for its template")
         cpu_s = int(self._timeout_s) + 1
-        request = RenderRequest(revision, reader, body, dict(templates), dict(special_tokens), cpu_s)
+        request = RenderRequest(revision, reader, body, dict(templates), dict(special_tokens), dict(image_files), cpu_s)
         job = _Job(_encoded(request), abandoned, asyncio.get_running_loop().create_future())
         model.waiting.append(job)
         if len(self._tasks) < min(self._count, 1 + sum(one.is_busy for one in self._models.values())):

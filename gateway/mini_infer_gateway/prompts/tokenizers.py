@@ -282,7 +282,13 @@ class Tokenizers:
         assert encoder is not None, "token ids are not rendered"
         try:
             prompts = await self._workers.prompts(
-                revision, encoder.template_sources, encoder.special_tokens, read.__name__, body, abandoned
+                revision,
+                encoder.template_sources,
+                encoder.special_tokens,
+                read.__name__,
+                body,
+                abandoned,
+                encoder.image_files,
             )
         except RenderFailedError:
             remote = self._remote.get(revision)

@@ -4,6 +4,7 @@ from math import inf
 
 from mini_infer_gateway.pipeline.call import Call
 from mini_infer_gateway.pipeline.serving import Serving
+from mini_infer_gateway.prompts.image_bytes import image_bytes
 from mini_infer_gateway.routing.base import RoutingRequest
 
 BYTES_PER_TOKEN = 4
@@ -31,7 +32,7 @@ async def tokenise(call: Call, serving: Serving) -> None:
     call.reservation.settle(len(call.body))
     if prompts:
         serving.metrics.tokenized(serving.clock() - began_s)
-    estimate = 0 if call.boundary else len(call.body) // BYTES_PER_TOKEN
+    estimate = 0 if call.boundary or prompts else max(0, len(call.body) - image_bytes(call.fields)) // BYTES_PER_TOKEN
     client_timeout_s = min(call.queue_timeout_s, call.first_token_target_s)
     order_timeout_s = client_timeout_s if call.client.orders_by_deadline else inf
     tokens = max((prompt.tokens for prompt in prompts.values()), default=estimate)
