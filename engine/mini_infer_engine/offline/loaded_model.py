@@ -18,7 +18,11 @@ from mini_infer_engine.dry.vocabulary import DRY_MODEL
 from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.offline.metrics import Counter, Gauge, metrics_of
 from mini_infer_engine.pooling.engine import PoolingEngine
+from mini_infer_engine.text.images.media import MediaRules
 from mini_infer_engine.text.text_model import TextModel
+
+MAX_MEDIA_BYTES = 64 << 20
+"""Most bytes of the images that one conversation names by URL."""
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +76,7 @@ def load_model(settings: EngineSettings) -> LoadedModel:
         settings.skip_tokenizer_init,
         settings.generation_config,
         chat_template=settings.chat_template,
+        media=MediaRules.of(settings.allowed_media_domains, settings.allowed_local_media_path, MAX_MEDIA_BYTES),
     )
     engine: Engine | PoolingEngine | OfflineEngines
     if settings.data_parallel_size > 1:

@@ -4,18 +4,24 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
+from mini_infer_engine.core.request import ImageInput
+from mini_infer_engine.offline.images import OfflineImages
 from mini_infer_prompts.prompt import PromptEncoder
 from mini_infer_web.api_errors import ApiError
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; a dict may have a "cache_salt", too."""
-_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
+"""A text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; a dict may have a "cache_salt", and one of a text
+"multi_modal_data", too.
+"""
+_KEYS = {"prompt", "prompt_token_ids", "cache_salt", "multi_modal_data"}
 
 
 class TextPrompt(TypedDict):
     """A prompt as text."""
 
     prompt: str
+    multi_modal_data: NotRequired[Mapping[str, Any]]
+    """{"image": an image of PIL, or a list of them}, of which the text has the markers."""
     cache_salt: NotRequired[str]
 
 
@@ -34,6 +40,7 @@ class OfflinePrompt(NamedTuple):
     """Text of the prompt; None if it came as token ids."""
     token_ids: Sequence[int]
     cache_salt: str = ""
+    images: Sequence[ImageInput] = ()
 
 
 def listed(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
@@ -46,9 +53,11 @@ def listed(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     return list(values)
 
 
-def read_prompt(index: int, prompt: Prompt, encoder: PromptEncoder | None) -> OfflinePrompt:
+def read_prompt(
+    index: int, prompt: Prompt, encoder: PromptEncoder | None, images: OfflineImages | None = None
+) -> OfflinePrompt:
     """Returns the prompt. Raises ValueError if it is none, requests something that is not here, or is text without a
-    tokenizer.
+    tokenizer. `images` reads its images; None if the model reads none.
     """
     if not isinstance(prompt, Mapping):
         prompt = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
@@ -59,6 +68,17 @@ def read_prompt(index: int, prompt: Prompt, encoder: PromptEncoder | None) -> Of
     salt = prompt.get("cache_salt") or ""
     if not isinstance(salt, str):
         raise ValueError(f"prompt {index}: cache_salt = {salt!r} must be a string")
+    data = prompt.get("multi_modal_data")
+    if data:
+        if images is None:
+            raise ValueError(f"prompt {index}: this model reads no images: leave multi_modal_data out")
+        if token_ids is not None or not isinstance(text, str):
+            raise ValueError(f"prompt {index}: multi_modal_data goes with a text, whose markers are expanded")
+        try:
+            read, inputs = images.in_text(text, data)
+        except ApiError as error:
+            raise ValueError(f"prompt {index}: {error.message}") from None
+        return OfflinePrompt(text, read, salt, inputs)
     if token_ids is not None:
         return OfflinePrompt(text, _listed_ids(index, token_ids), salt)
     if not isinstance(text, str):

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from mini_infer_engine.core import request as core_request
-from mini_infer_engine.core.request import Request
+from mini_infer_engine.core.request import ImageInput, Request
 from mini_infer_engine.core_process.messages import ModelInfo
 from mini_infer_engine.offline.beams import BeamSearchParams
+from mini_infer_engine.offline.images import OfflineImages
 from mini_infer_engine.offline.pending import PendingGeneration, PendingRequest
 from mini_infer_engine.offline.pooling import PooledPrompt
 from mini_infer_engine.offline.prompts import OfflinePrompt, Prompt, listed, packed, read_prompt
@@ -20,7 +21,7 @@ from mini_infer_engine.text.bad_words import with_bad_words
 from mini_infer_engine.text.pooled_prompts import check_task
 from mini_infer_engine.text.text_model import TextModel
 from mini_infer_engine.text.validation import ParameterError, check_prompt, check_sampling
-from mini_infer_prompts.prompt import chat_prompt_ids
+from mini_infer_prompts.prompt import PromptEncoder, chat_prompt_ids
 from mini_infer_web.api_errors import ApiError
 
 Params = core_request.SamplingParams
@@ -33,6 +34,7 @@ class RequestMaker:
 
     def __init__(self, text: TextModel, model: ModelInfo) -> None:
         self._text, self._model = text, model
+        self._images = OfflineImages.of(text, model)
         self._ids = map(str, itertools.count())
         """Ids of requests whose caller names none."""
 
@@ -42,7 +44,9 @@ class RequestMaker:
 
     def prompts(self, prompts: Prompt | Sequence[Prompt]) -> list[OfflinePrompt]:
         """Returns the tokens of prompts."""
-        return [read_prompt(index, prompt, self._text.encoder) for index, prompt in enumerate(listed(prompts))]
+        return [
+            read_prompt(index, prompt, self._text.encoder, self._images) for index, prompt in enumerate(listed(prompts))
+        ]
 
     def conversations(
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], options: Mapping[str, Any]
@@ -57,11 +61,15 @@ class RequestMaker:
         rendered: list[OfflinePrompt] = []
         for index, conversation in enumerate(conversations):
             try:
-                token_ids = chat_prompt_ids(encoder, {**options, "messages": list(conversation)})
+                token_ids, images = self._chat(encoder, {**options, "messages": list(conversation)})
             except ApiError as error:
                 raise ValueError(f"conversation {index}: {error.message}") from None
-            rendered.append(OfflinePrompt(encoder.decode(token_ids, skip_special_tokens=False), token_ids))
+            text = encoder.decode(token_ids, skip_special_tokens=False)
+            rendered.append(OfflinePrompt(text, token_ids, images=images))
         return rendered
+
+    def _chat(self, encoder: PromptEncoder, body: dict[str, Any]) -> tuple[list[int], Sequence[ImageInput]]:
+        return (chat_prompt_ids(encoder, body), ()) if self._images is None else self._images.in_chat(body)
 
     def params_of(self, count: int, params_or_list: Params | Sequence[Params] | None) -> list[tuple[int, Params]]:
         """Returns for each of `count` prompts the number of outputs and their sampling parameters; equal objects stay
@@ -107,6 +115,7 @@ class RequestMaker:
         first = Request(
             request_id=names[0],
             prompt_token_ids=token_ids,
+            images=list(prompt.images),
             sampling=params,
             cache_salt=prompt.cache_salt,
             priority=priority,
@@ -130,7 +139,9 @@ class RequestMaker:
         self._check(index, token_ids, params.sampling())
         name = next(self._ids)
         names = [f"{beam}_{name}" for beam in range(params.beam_width)]
-        return PendingRequest(name, params.requests(token_ids, names))
+        requests = params.requests(token_ids, names)
+        images = list(prompt.images)
+        return PendingRequest(name, [msgspec.structs.replace(request, images=images) for request in requests])
 
     def pooled(self, request_id: str | None, prompt: PooledPrompt, index: int = 0) -> PendingRequest:
         """Returns the request of one input of an embedding or a score."""

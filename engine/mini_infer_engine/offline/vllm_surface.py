@@ -76,7 +76,7 @@ _REMEDIES = {
     "chat_template_content_format": "the template's own form is found out: leave it out",
     "concurrency_limit": "all prompts run at once: leave it out",
     "lora_request": "adapters are not served yet: leave it out, or merge them into the weights",
-    "mm_processor_kwargs": "images are not served: leave it out",
+    "mm_processor_kwargs": "the model's preprocessor_config.json says how images are read",
     "priority": "all prompts run at once: leave it out",
     "tokenization_kwargs": "give token ids, cut as they should be",
 }

@@ -11,7 +11,7 @@ from functools import cached_property
 from mini_infer_engine.core.request import ImageInput
 from mini_infer_engine.text.images.decoders import WORKERS, DecodedImage, ImageDecoders
 from mini_infer_engine.text.images.media import MediaReader, MediaRules
-from mini_infer_engine.text.tokenizing import PlacedImage, Sliced
+from mini_infer_engine.text.tokenizing import PlacedImage, Sliced, whole
 from mini_infer_process.interpreter import lower_thread_priority
 from mini_infer_prompts.image_files import ImageFile, data_url_bytes, is_data_url, read_header
 from mini_infer_prompts.image_prompts import ImageError, ImagePrompts
@@ -50,24 +50,35 @@ class ImageReader:
         `reserve` is called with the numbers of bytes that are read for URLs that contain no data, and may raise
         ApiError. All of one call together have at most the bytes that the rules allow for one.
         """
+        fetched = await self._fetched(self._media, sources, reserve)
+        size_bytes = sum(len(source.url) for source in sources) + sum(map(len, fetched.values()))
+        return await in_slices(_files(sources, fetched), size_bytes)
+
+    def files_now(self, sources: Sequence[ImageSource]) -> Mapping[str, ImageFile]:
+        """Returns what `files` returns, for callers without an event loop of this class. It blocks."""
+
+        async def fetched() -> Mapping[str, bytes]:
+            return await self._fetched(MediaReader(self._rules), sources, lambda count: None)
+
+        # The caller may run in an event loop.
+        with ThreadPoolExecutor(1) as thread:
+            return whole(_files(sources, thread.submit(lambda: asyncio.run(fetched())).result()))
+
+    async def _fetched(
+        self, media: MediaReader, sources: Sequence[ImageSource], reserve: Callable[[int], None]
+    ) -> Mapping[str, bytes]:
+        """Returns the contents of URLs that contain no data."""
         others = {source.url: source for source in sources if not is_data_url(source.url)}
         allowance = _Allowance(self._rules.max_bytes, reserve)
         contents = await asyncio.gather(
-            *(self._read(source, allowance) for source in others.values()), return_exceptions=True
+            *(_read(media, source, allowance) for source in others.values()), return_exceptions=True
         )
         fetched: dict[str, bytes] = {}
         for url, content in zip(others, contents, strict=True):
             if isinstance(content, BaseException):
                 raise content
             fetched[url] = content
-        size_bytes = sum(len(source.url) for source in sources) + sum(map(len, fetched.values()))
-        return await in_slices(_files(sources, fetched), size_bytes)
-
-    async def _read(self, source: ImageSource, allowance: "_Allowance") -> bytes:
-        try:
-            return await self._media.read(source.url, allowance.take)
-        except ImageError as error:
-            refuse_field(source.path, str(error), code=INVALID_IMAGE)
+        return fetched
 
     async def inputs(self, images: Sequence[PlacedImage]) -> list[ImageInput]:
         """Returns images with their values. Raises ApiError 400 that names the URL at fault."""
@@ -106,6 +117,13 @@ class ImageReader:
                 while self._cached_bytes > MAX_CACHED_BYTES:
                     self._cached_bytes -= len(self._cached.popitem(last=False)[1].values)
         return decoded
+
+
+async def _read(media: MediaReader, source: ImageSource, allowance: "_Allowance") -> bytes:
+    try:
+        return await media.read(source.url, allowance.take)
+    except ImageError as error:
+        refuse_field(source.path, str(error), code=INVALID_IMAGE)
 
 
 class _Allowance:
