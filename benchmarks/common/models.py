@@ -472,7 +472,7 @@ def kv_bytes_per_token(folder: str) -> int:
 
 def has_recurrent_state(config: dict[str, Any]) -> bool:
     """Returns True if some layers have a recurrent state, which takes memory for each sequence."""
-    return _attention_layers(config) < config["num_hidden_layers"]
+    return _attention_layers(config) < int(config["num_hidden_layers"])
 
 
 def _attention_layers(config: dict[str, Any]) -> int:

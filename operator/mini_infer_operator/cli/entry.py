@@ -1,4 +1,4 @@
-"""Defines the commands of `mini-infer`: up, plan, chat, top, status, why, rollout, models, tune.
+"""Defines the commands of `mini-infer`: up, plan, chat, top, status, why, rollout, size, models, tune.
 
 Imports nothing heavy before it knows which command runs.
 """
@@ -13,7 +13,11 @@ from pathlib import Path
 from mini_infer_process.extras import missing_packages_name_the_extra
 from mini_infer_process.logs import show_crashes
 
-_ENGINE_COMMANDS = {"models": "mini_infer_engine.tools.models", "tune": "mini_infer_engine.tools.tuning.command"}
+_ENGINE_COMMANDS = {
+    "models": "mini_infer_engine.tools.models",
+    "size": "mini_infer_engine.tools.sizing.command",
+    "tune": "mini_infer_engine.tools.tuning.command",
+}
 """Commands with a process of their own, whose modules only the engine has."""
 _RUN = """
 import runpy
@@ -30,6 +34,7 @@ Serve language models: on this machine as processes, or look at what the operato
   mini-infer plan -f examples/demo.yaml    print the Kubernetes objects that the operator would make
   mini-infer status                        what runs, here or in a cluster, and why something is not ready
   mini-infer why NAME                      all that is known of why it is as it is: conditions, engines, last log lines
+  mini-infer size --model DIR --gpu H200   how many GPUs keep latency targets at a rate, as an InferenceService
   mini-infer models                        which architectures run, from which code, with which features
   mini-infer tune --model DIR              measure kernels for a model on this GPU, for engines that start later
   mini-infer rollout undo NAME             back to the revision before; also status, history, restart, pause, resume
@@ -51,7 +56,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"mini-infer {_release()}")
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="up | plan | chat | top | status | why | rollout | models | tune"
+        dest="command",
+        required=True,
+        metavar="up | plan | chat | top | status | why | rollout | size | models | tune",
     )
 
     up = commands.add_parser(
@@ -118,6 +125,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_status(commands)
     _add_rollout(commands)
     # The engine's own flags: this package knows nothing of models and kernels.
+    commands.add_parser("size", help="print a service that keeps latency targets at a rate", add_help=False)
     commands.add_parser("models", help="list the architectures that run", add_help=False)
     commands.add_parser("tune", help="measure kernels for a model on this GPU", add_help=False)
     return parser
