@@ -1,4 +1,4 @@
-"""Defines the commands of `mini-infer`: up, plan, chat, top, status, why, rollout, size, models, tune.
+"""Defines the commands of `mini-infer`: up, plan, chat, top, status, why, rollout, size, fetch, models, tune.
 
 Imports nothing heavy before it knows which command runs.
 """
@@ -14,6 +14,7 @@ from mini_infer_process.extras import missing_packages_name_the_extra
 from mini_infer_process.logs import show_crashes
 
 _ENGINE_COMMANDS = {
+    "fetch": "mini_infer_engine.tools.fetch.command",
     "models": "mini_infer_engine.tools.models",
     "size": "mini_infer_engine.tools.sizing.command",
     "tune": "mini_infer_engine.tools.tuning.command",
@@ -35,6 +36,7 @@ Serve language models: on this machine as processes, or look at what the operato
   mini-infer status                        what runs, here or in a cluster, and why something is not ready
   mini-infer why NAME                      all that is known of why it is as it is: conditions, engines, last log lines
   mini-infer size --model DIR --gpu H200   how many GPUs keep latency targets at a rate, as an InferenceService
+  mini-infer fetch SOURCE DIR              copy a model into a folder or volume once, verified by hash
   mini-infer models                        which architectures run, from which code, with which features
   mini-infer tune --model DIR              measure kernels for a model on this GPU, for engines that start later
   mini-infer rollout undo NAME             back to the revision before; also status, history, restart, pause, resume
@@ -58,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         dest="command",
         required=True,
-        metavar="up | plan | chat | top | status | why | rollout | size | models | tune",
+        metavar="up | plan | chat | top | status | why | rollout | size | fetch | models | tune",
     )
 
     up = commands.add_parser(
@@ -126,6 +128,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_rollout(commands)
     # The engine's own flags: this package knows nothing of models and kernels.
     commands.add_parser("size", help="print a service that keeps latency targets at a rate", add_help=False)
+    commands.add_parser("fetch", help="copy a model into a folder once", add_help=False)
     commands.add_parser("models", help="list the architectures that run", add_help=False)
     commands.add_parser("tune", help="measure kernels for a model on this GPU", add_help=False)
     return parser

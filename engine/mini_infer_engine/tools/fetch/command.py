@@ -1,0 +1,80 @@
+"""Implements `mini-infer fetch`: copies a model into a folder once, verified by hash, and prints its progress."""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mini_infer_engine.tools.fetch.fill import Progress, fill, verify
+from mini_infer_engine.tools.fetch.manifest import FetchError, Manifest
+from mini_infer_engine.tools.fetch.sources import source_of
+from mini_infer_process.logs import show_crashes
+
+_REPORT_EVERY_S = 5.0
+_DESCRIPTION = """\
+Copy a model into a folder, such as a volume that all engines share, once.
+
+  mini-infer fetch https://models.example.org/qwen3-8b /models/qwen3-8b
+  mini-infer fetch /mnt/nfs/qwen3-8b /models/qwen3-8b
+  mini-infer fetch --verify /models/qwen3-8b
+
+Each file's SHA-256 is kept in mini-infer-manifest.json, which is written last: a folder that has one is complete, and
+is left as it is. A source with such a manifest is checked against it. Processes that fetch into one folder take turns,
+and one that was interrupted goes on with the files that are missing.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command's arguments."""
+    parser = argparse.ArgumentParser(
+        prog="mini-infer fetch", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("source", nargs="?", metavar="SOURCE", help="folder, or http(s):// address of one")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder to fill")
+    parser.add_argument("--verify", action="store_true", help="hash the files of FOLDER and compare; copy nothing")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Fills or verifies the folder. Returns 0, or 1 with the reason on standard error."""
+    show_crashes()
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if options.verify == (options.source is not None):
+        parser.error("write SOURCE and FOLDER, or --verify and FOLDER")
+    progress = printing(time.monotonic)
+    try:
+        manifest = _run(options.source, options.folder, progress)
+    except FetchError as error:
+        print(f"mini-infer fetch: {error}", file=sys.stderr)
+        return 1
+    verb = "verified" if options.verify else "complete"
+    print(f"{verb}: {len(manifest.files)} files, {manifest.total_bytes:,} bytes in {options.folder}", flush=True)
+    return 0
+
+
+def printing(clock: Callable[[], float]) -> Progress:
+    """Returns a progress that prints bytes and per cent, at most every few seconds."""
+    reported = clock()
+
+    def progress(done: int, total: int | None) -> None:
+        nonlocal reported
+        now = clock()
+        if now - reported < _REPORT_EVERY_S:
+            return
+        reported = now
+        share = f" of {total:,} ({done / total:.0%})" if total else ""
+        print(f"{done:,}{share} bytes", flush=True)
+
+    return progress
+
+
+def _run(source: str | None, folder: Path, progress: Progress) -> Manifest:
+    if source is None:
+        return verify(folder, progress)
+    return fill(folder, source, source_of(source), progress)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
