@@ -24,7 +24,7 @@ DEFAULT_GRACE_S = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """The source of the weights. Exactly one of `demo`, `path`, `claim` and `hub_id` is set."""
+    """The source of the weights. Exactly one of `demo`, `path`, `claim`, `image` and `hub_id` is set."""
 
     demo: bool = False
     path: str | None = None
@@ -32,9 +32,19 @@ class ModelSource:
     claim: str | None = None
     """A PersistentVolumeClaim, with `claim_path` inside it ("" is its root)."""
     claim_path: str = ""
+    image: str | None = None
+    """An image whose files are the model, with `image_path` inside it ("" is its root)."""
+    image_path: str = ""
     hub_id: str | None = None
     """organisation/name, with `hub_revision` (branch, tag or commit)."""
     hub_revision: str | None = None
+
+    @property
+    def mounted_path(self) -> str | None:
+        """The folder of the model in the volume that the pod mounts for it; None if it mounts none."""
+        if self.claim is not None:
+            return self.claim_path
+        return None if self.image is None else self.image_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +84,10 @@ def model_source(uri: str) -> ModelSource:
     if scheme == "hf":
         hub_id, _, revision = rest.partition("@")
         return ModelSource(hub_id=hub_id, hub_revision=revision or None)
-    raise ValueError(f"model uri {uri!r}: unknown scheme; write demo, file://, pvc:// or hf://")
+    if scheme == "oci":
+        image, _, path = rest.partition("#")
+        return ModelSource(image=image, image_path=path.strip("/"))
+    raise ValueError(f"model uri {uri!r}: unknown scheme; write demo, file://, pvc://, hf:// or oci://")
 
 
 def engine_arguments(engine: EngineSpec) -> tuple[str, ...]:
@@ -121,20 +134,20 @@ class Addresses:
 
 
 def serve_arguments(
-    launch: Launch, addresses: Addresses, *, claim_mount: str, drain_s: float, peer_key_file: str, nodes: int = 1
+    launch: Launch, addresses: Addresses, *, model_mount: str, drain_s: float, peer_key_file: str, nodes: int = 1
 ) -> list[str]:
     """Returns the arguments of `mini-infer-serve`.
 
-    `claim_mount` is the path at which the volume of a pvc:// model is mounted. `peer_key_file` contains the secret with
-    which peers prove that they belong to the service. `nodes` is the number of pods or processes over which the
-    engine's ranks are started; each finds its own number and the first of them by LeaderWorkerSet's environment
+    `model_mount` is the path at which the volume of a pvc:// or oci:// model is mounted. `peer_key_file` contains the
+    secret with which peers prove that they belong to the service. `nodes` is the number of pods or processes over which
+    the engine's ranks are started; each finds its own number and the first of them by LeaderWorkerSet's environment
     variables.
     """
     source = launch.source
     if source.demo:
         model = DEMO_MODEL
-    elif source.claim is not None:
-        model = f"{claim_mount}/{source.claim_path}".rstrip("/")
+    elif source.mounted_path is not None:
+        model = f"{model_mount}/{source.mounted_path}".rstrip("/")
     else:
         model = source.path or source.hub_id or ""
     weights = [f"--model={model}"] + ([f"--revision={source.hub_revision}"] if source.hub_revision else [])

@@ -274,6 +274,11 @@ def refuse_elsewhere(service: InferenceService) -> None:
         raise InvalidServiceError(
             f"spec.model.uri: {uri} is a volume of a cluster: for `mini-infer up` write file:///path/of/the/folder"
         )
+    if uri.startswith("oci://"):
+        raise InvalidServiceError(
+            f"spec.model.uri: {uri} is an image that nodes of a cluster mount: for `mini-infer up` unpack it and write "
+            "file:///path/of/the/folder"
+        )
     if uri.startswith("file://") and not Path(uri.removeprefix("file://")).is_dir():
         raise InvalidServiceError(f"spec.model.uri: there is no folder {uri.removeprefix('file://')} on this machine")
 

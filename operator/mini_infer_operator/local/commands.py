@@ -29,7 +29,7 @@ def engine_command(
     addresses = Addresses(
         host=HOST, http_port=http_port, events_port=events_port, replay_port=replay_port, transfer_port=transfer_port
     )
-    arguments = serve_arguments(launch, addresses, claim_mount="", drain_s=grace_s(launch), peer_key_file=str(peer_key))
+    arguments = serve_arguments(launch, addresses, model_mount="", drain_s=grace_s(launch), peer_key_file=str(peer_key))
     environment = _environment({"OMP_NUM_THREADS": str(threads)} if "OMP_NUM_THREADS" not in os.environ else {})
     # Keys are for clients of the gateway; engines listen on loopback, where the gateway would need one for them.
     environment.pop(API_KEY_ENV, None)

@@ -13,6 +13,7 @@ from mini_infer_operator.objects.drift import SOMEBODY, Drift, additions, change
 from mini_infer_operator.objects.engine_answers import pod_url
 from mini_infer_operator.objects.events import EventRecorder
 from mini_infer_operator.objects.history import pinned_spec, retained_revisions, spec_of, with_history
+from mini_infer_operator.objects.image_volumes import image_volume_remedy
 from mini_infer_operator.objects.kinds import CHILD_KINDS
 from mini_infer_operator.objects.model_implementations import ModelImplementations
 from mini_infer_operator.objects.names import engines_service_name
@@ -300,7 +301,8 @@ class ClusterBackend:
             elif kind == "Deployment":
                 await self._repair(service, live, manifest)
         except RefusedError as error:
-            return PermanentFailure(Reason.REFUSED, f"{kind} {name}: {error}")
+            remedy = image_volume_remedy(service.spec.model.uri, str(error))
+            return PermanentFailure(Reason.REFUSED, f"{kind} {name}: {remedy or error}")
         return None
 
     async def _repair(self, service: InferenceService, live: Object, manifest: Object) -> None:

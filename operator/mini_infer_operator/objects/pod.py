@@ -106,6 +106,8 @@ def _pod_spec(
     if launch.source.claim is not None:
         claim = {"claimName": launch.source.claim, "readOnly": True}
         volumes.append({"name": MODEL_VOLUME, "persistentVolumeClaim": claim})
+    if launch.source.image is not None:
+        volumes.append({"name": MODEL_VOLUME, "image": {"reference": launch.source.image}})
     ours: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -131,7 +133,7 @@ def _container(launch: Launch, pull_policy: str | None, *, is_worker: bool) -> d
         launch.template.container.model_dump(by_alias=True, exclude_none=True) if launch.template.container else {}
     )
     mounts: list[dict[str, Any]] = [{"name": SCRATCH_VOLUME, "mountPath": "/tmp"}, PEERS_MOUNT]
-    if launch.source.claim is not None:
+    if launch.source.mounted_path is not None:
         mounts.append({"name": MODEL_VOLUME, "mountPath": MODEL_MOUNT, "readOnly": True})
     if _needs_shared_memory(launch):
         mounts.append({"name": SHARED_MEMORY_VOLUME, "mountPath": SHARED_MEMORY})
@@ -149,7 +151,7 @@ def _container(launch: Launch, pull_policy: str | None, *, is_worker: bool) -> d
                 replay_port=REPLAY_PORT,
                 transfer_port=TRANSFER_PORT,
             ),
-            claim_mount=MODEL_MOUNT,
+            model_mount=MODEL_MOUNT,
             drain_s=grace_s(launch) - UNROUTE_S - EXIT_S,
             peer_key_file=PEER_KEY_FILE,
             nodes=launch.nodes,

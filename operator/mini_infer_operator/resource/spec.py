@@ -34,17 +34,19 @@ from mini_infer_operator.resource.scheduling import Affinity, Toleration, Topolo
 from mini_infer_operator.resource.security import PodSecurityContext, SecurityContext
 from mini_infer_operator.resource.volumes import Volume, VolumeMount
 
+_IMAGE_PART = "[a-z0-9]+(([.]|_|__|-+)[a-z0-9]+)*"
+_IMAGE = (
+    rf"([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(:[0-9]+)?/)?{_IMAGE_PART}(/{_IMAGE_PART})*"
+    r"(:[A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?(@sha256:[0-9a-f]{64})?"
+)
+IMAGE_PATTERN = rf"^{_IMAGE}$"
+"""https://pkg.go.dev/github.com/distribution/reference"""
 MODEL_URI_PATTERN = (
     r"^(demo|file:///.+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?"
-    r"|hf://[A-Za-z0-9][-\w.]*/[A-Za-z0-9][-\w.]*(@[-\w./]+)?)$"
+    r"|hf://[A-Za-z0-9][-\w.]*/[A-Za-z0-9][-\w.]*(@[-\w./]+)?"
+    rf"|oci://{_IMAGE}(#[^/#][^#]*)?)$"
 )
 MODEL_NAME_PATTERN = r"^[A-Za-z0-9]([-\w.:/]*[A-Za-z0-9])?$"
-_IMAGE_PART = "[a-z0-9]+(([.]|_|__|-+)[a-z0-9]+)*"
-IMAGE_PATTERN = (
-    rf"^([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(:[0-9]+)?/)?{_IMAGE_PART}(/{_IMAGE_PART})*"
-    r"(:[A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?(@sha256:[0-9a-f]{64})?$"
-)
-"""https://pkg.go.dev/github.com/distribution/reference"""
 LEAST_KV_CACHE = "1Mi"
 
 _BY_NAME = keyed_by("name")
@@ -65,13 +67,14 @@ class ModelSpec(ApiModel):
 
     rules = (
         Rule(
-            f"self.uri.matches(r'{MODEL_URI_PATTERN}') && !self.uri.contains('/../') && !self.uri.endsWith('/..')",
-            "uri must be demo, file:///absolute/path, pvc://claim/path or hf://organisation/name[@revision], "
-            "without '..'",
+            f"self.uri.matches(r'{MODEL_URI_PATTERN}') && !self.uri.contains('/../') && !self.uri.endsWith('/..') && "
+            "!self.uri.contains('#../') && !self.uri.endsWith('#..')",
+            "uri must be demo, file:///absolute/path, pvc://claim/path or hf://organisation/name[@revision], or "
+            "oci://registry/image:tag[#folder], without '..'",
             lambda m: (
                 re.match(MODEL_URI_PATTERN, m.uri, re.ASCII) is not None
-                and "/../" not in m.uri
-                and not m.uri.endswith("/..")
+                and not any(part in m.uri for part in ("/../", "#../"))
+                and not m.uri.endswith(("/..", "#.."))
             ),
         ),
         Rule(
@@ -89,7 +92,8 @@ class ModelSpec(ApiModel):
     uri: str = Field(min_length=1, max_length=1024)
     """The location of the weights: `demo` (ships with the engine), `file:///path` (a folder where the engine runs: in
     its image, on a volume of the template, or on this machine with `mini-infer up`), `pvc://claim/path` (mounted
-    read-only) or `hf://organisation/name[@revision]`.
+    read-only), `hf://organisation/name[@revision]` or `oci://registry/image:tag[#folder]` (an image volume: pulled once
+    by each node, mounted read-only; Kubernetes 1.33 or newer with the feature ImageVolume).
     """
     name: str | None = Field(default=None, min_length=1, max_length=128)
     """The name that clients write as `model`; metadata.name if left out."""

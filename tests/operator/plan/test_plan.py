@@ -74,6 +74,8 @@ def test_the_default_image_is_part_of_the_revision_when_the_service_names_none()
         ("file:///models/x", ModelSource(path="/models/x")),
         ("pvc://claim", ModelSource(claim="claim")),
         ("pvc://claim/a/b/", ModelSource(claim="claim", claim_path="a/b")),
+        ("oci://example.org:5000/models/qwen3:1", ModelSource(image="example.org:5000/models/qwen3:1")),
+        ("oci://qwen3:1#weights/bf16/", ModelSource(image="qwen3:1", image_path="weights/bf16")),
         ("hf://Qwen/Qwen3-8B", ModelSource(hub_id="Qwen/Qwen3-8B")),
         ("hf://Qwen/Qwen3-8B@v1", ModelSource(hub_id="Qwen/Qwen3-8B", hub_revision="v1")),
     ],

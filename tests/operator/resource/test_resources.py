@@ -84,7 +84,17 @@ def test_example_services_are_valid(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "uri",
-    ["demo", "file:///models/a b", "pvc://claim", "pvc://my-claim/a/b", "hf://Qwen/Qwen3-8B@main", "hf://a/b.c_d"],
+    [
+        "demo",
+        "file:///models/a b",
+        "pvc://claim",
+        "pvc://my-claim/a/b",
+        "hf://Qwen/Qwen3-8B@main",
+        "hf://a/b.c_d",
+        "oci://qwen3",
+        "oci://registry.example.org:5000/models/qwen3-8b:2026-11#weights/bf16",
+        f"oci://example.org/qwen3@sha256:{'0' * 64}",
+    ],
 )
 def test_model_uris_are_accepted(uri: str) -> None:
     assert parse_service(changed({"spec": {"model": {"uri": uri}}})).spec.model.uri == uri
