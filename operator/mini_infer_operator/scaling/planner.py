@@ -1,0 +1,220 @@
+"""Plans the replicas of the roles of one service. Pure: all that it remembers is in the `Memory` that it returns.
+
+The stages: work that arrives (demand.py) and its forecast for the time of a start (forecast.py) give the engines that
+keep the targets; what waits and what is in flight may need more; the latency that was observed corrects the model; and
+windows let the number change only if it was needed, or not needed, for long enough.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import ceil
+
+from mini_infer_operator.scaling.demand import backlog_engines, memory_engines, utilisation, work_of
+from mini_infer_operator.scaling.forecast import NO_HISTORY, History, level, margin
+from mini_infer_operator.scaling.policy import ScalingPolicy, Targets
+from mini_infer_operator.scaling.signals import EngineRates, Sample
+
+UP_HYSTERESIS, DOWN_HYSTERESIS = 0.1, 0.3
+"""Parts of an engine: the need must exceed the engines by the first before one is added, and must leave as much as the
+second free on one fewer before one is removed.
+"""
+REGRET_WINDOWS, CALM_WINDOWS, MOST_PATIENCE = 5.0, 20.0, 8.0
+"""An engine that is needed again within so many windows after one was removed doubles the window; so many windows
+without a removal halve it. The last is the greatest factor.
+"""
+CORRECTION_UP, CORRECTION_DOWN, MOST_CORRECTION = 1.02, 0.995, 1.5
+"""Factors on the work for each sample that missed a target though the model expected none, and for each that did not;
+and the greatest one.
+"""
+DEFAULT_START_S = 30.0
+"""Seconds of a start until one was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The engines of one role now."""
+
+    replicas: int
+    """Engines that exist or are being started."""
+    ready: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoleMemory:
+    """What the planner remembers of one role."""
+
+    history: History = NO_HISTORY
+    needs: tuple[tuple[float, float], ...] = ()
+    """The engines needed at times of the past, the latest last."""
+    correction: float = 1.0
+    patience: float = 1.0
+    """The factor on the window before engines are removed."""
+    removed_s: float | None = None
+    """The time at which engines were last removed, or the patience last shrank."""
+    seen_since_s: float | None = None
+    """The time of the first sample: before a whole window has passed, no engine is removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What the planner remembers of one service. A new operator begins with an empty one, and removes no engine until
+    it has seen a whole window.
+    """
+
+    roles: Mapping[str, RoleMemory] = field(default_factory=dict)
+    busy_s: float | None = None
+    """The time of the latest sample that was not idle."""
+    prompt_tokens: float = 0.0
+    """The mean number of uncached tokens of a prompt."""
+    request_work: float = 0.0
+    """The work of one request a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """The replicas of one role, with the reason."""
+
+    replicas: int
+    needed: float
+    """Engines that the load needs, before windows and bounds."""
+    why: str
+
+
+def plan_replicas(
+    policies: Mapping[str, ScalingPolicy],
+    fleets: Mapping[str, Fleet],
+    sample: Sample,
+    rates: EngineRates,
+    memory: Memory,
+    start_s: float = DEFAULT_START_S,
+) -> tuple[dict[str, Recommendation], Memory]:
+    """Returns the replicas of each role that has a policy, and what to remember until the next sample.
+
+    `start_s` is the time that a start of this service's engines takes, as measured.
+    """
+    memory = _observed(memory, sample, rates)
+    found: dict[str, Recommendation] = {}
+    roles: dict[str, RoleMemory] = {}
+    for role, policy in policies.items():
+        fleet = fleets.get(role, Fleet(0, 0))
+        past = memory.roles.get(role, RoleMemory())
+        found[role], roles[role] = _plan_role(role, policy, fleet, sample, rates, memory, past, start_s)
+    return found, replace(memory, roles=roles)
+
+
+def _observed(memory: Memory, sample: Sample, rates: EngineRates) -> Memory:
+    """Returns the memory with what the sample says about requests."""
+    first = memory.busy_s is None
+    busy_s = sample.at_s if first or not sample.is_idle else memory.busy_s
+    if not sample.requests_per_s:
+        return replace(memory, busy_s=busy_s)
+    prompt = sample.prompt_tokens_per_s / sample.requests_per_s
+    work = work_of(sample, rates).of("unified") / sample.requests_per_s
+    weight = 1.0 if not memory.request_work else 0.05
+    return replace(
+        memory,
+        busy_s=busy_s,
+        prompt_tokens=memory.prompt_tokens + weight * (prompt - memory.prompt_tokens),
+        request_work=memory.request_work + weight * (work - memory.request_work),
+    )
+
+
+def _plan_role(
+    role: str,
+    policy: ScalingPolicy,
+    fleet: Fleet,
+    sample: Sample,
+    rates: EngineRates,
+    memory: Memory,
+    past: RoleMemory,
+    start_s: float,
+) -> tuple[Recommendation, RoleMemory]:
+    targets, work = policy.targets, work_of(sample, rates)
+    history = past.history.add(sample.at_s, work.of(role))
+    most = utilisation(role, targets, rates, memory.prompt_tokens)
+    now = level(history, memory.request_work)
+    ahead = margin(history, start_s, targets.percentile, memory.request_work)
+    backlog = backlog_engines(role, sample, targets, rates, fleet.ready, start_s)
+    is_calm = not backlog and fleet.ready >= max([fleet.replicas, *(need for _, need in past.needs)])
+    correction = _corrected(past.correction, role, sample, targets, is_calm=is_calm)
+    busy = correction * (now + ahead) / most
+    in_flight = 0.0 if role == "prefill" else memory_engines(sample, targets)
+    needed = max(busy + backlog, in_flight)
+    idle_s = 0.0 if memory.busy_s is None else sample.at_s - memory.busy_s
+    is_awake = idle_s < policy.windows.zero_s or not sample.is_idle
+    bounded = max(float(max(policy.min_replicas, int(is_awake))), min(float(policy.max_replicas), needed))
+    since_s = sample.at_s if past.seen_since_s is None else past.seen_since_s
+    down_s = past.patience * policy.windows.down_after_s(start_s)
+    kept_s = max(down_s, policy.windows.up_s)
+    needs = (*(need for need in past.needs if need[0] > sample.at_s - kept_s), (sample.at_s, bounded))
+    replicas = _stabilised(fleet.replicas, needs, sample.at_s, since_s, down_s, policy.windows.up_s)
+    if not is_awake:
+        replicas = policy.min_replicas  # the wait without requests is over, which is a window of its own
+    replicas = max(policy.min_replicas, min(policy.max_replicas, replicas))
+    patience, removed_s = _patience(past, fleet.replicas, replicas, sample.at_s, down_s / past.patience)
+    why = _why(now, ahead, backlog, in_flight, most, correction, sample, start_s)
+    after = RoleMemory(history, needs, correction, patience, removed_s, since_s)
+    return Recommendation(replicas, needed, why), after
+
+
+def _patience(past: RoleMemory, before: int, after: int, now_s: float, down_s: float) -> tuple[float, float | None]:
+    """Returns the factor on the window, and the time from which the next change of it counts."""
+    if after < before:
+        return past.patience, now_s
+    since_s = now_s - past.removed_s if past.removed_s is not None else 0.0
+    if past.removed_s is None:
+        return past.patience, None
+    if after > before and since_s < REGRET_WINDOWS * down_s * past.patience:
+        return min(MOST_PATIENCE, 2 * past.patience), None
+    if since_s > CALM_WINDOWS * down_s * past.patience:
+        return max(1.0, past.patience / 2), now_s
+    return past.patience, past.removed_s
+
+
+def _corrected(correction: float, role: str, sample: Sample, targets: Targets, *, is_calm: bool) -> float:
+    """Returns the factor on the work. It grows while targets are missed although it `is_calm`: for a whole window there
+    were as many engines as the model asked for, and nothing waits that came before them.
+    """
+    missed = (role != "decode" and sample.ttft_s is not None and sample.ttft_s > targets.ttft_s) or (
+        role != "prefill" and sample.itl_s is not None and sample.itl_s > targets.itl_s
+    )
+    if missed and is_calm:
+        return min(MOST_CORRECTION, correction * CORRECTION_UP)
+    return max(1.0, correction * CORRECTION_DOWN)
+
+
+def _stabilised(
+    replicas: int, needs: tuple[tuple[float, float], ...], now_s: float, since_s: float, down_s: float, up_s: float
+) -> int:
+    """Returns the number after the windows: the least need of the one for more, the greatest of the one for fewer."""
+    latest = needs[-1][1]
+    if replicas == 0:
+        return ceil(latest)  # nobody is served meanwhile
+    up = min([latest, *(need for at_s, need in needs if at_s > now_s - up_s)])
+    if up > replicas + UP_HYSTERESIS:
+        return ceil(up)
+    if now_s - since_s < down_s:
+        return replicas
+    most = max([latest, *(need for at_s, need in needs if at_s > now_s - down_s)])
+    return min(replicas, ceil(most + DOWN_HYSTERESIS) if most > 1.0 else 1)
+
+
+def _why(
+    now: float,
+    ahead: float,
+    backlog: float,
+    in_flight: float,
+    most: float,
+    correction: float,
+    sample: Sample,
+    start_s: float,
+) -> str:
+    """Returns the figures that decided, for people."""
+    parts = [f"{now:.2f} engines are busy", f"{ahead:.2f} more may be within a start of {start_s:.0f} s"]
+    if backlog:
+        parts.append(f"{sample.queued_tokens:.0f} waiting prompt tokens need {backlog:.2f}")
+    if in_flight:
+        parts.append(f"tokens in flight need {in_flight:.2f}")
+    if correction > 1.0:
+        parts.append(f"missed targets add {100 * (correction - 1):.0f} %")
+    return f"{', '.join(parts)}, at {100 * most:.0f} % utilisation"

@@ -1,0 +1,173 @@
+"""The planner as tables, and over minutes of samples."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+from random import Random
+
+import pytest
+
+from mini_infer_operator.scaling.demand import backlog_engines, utilisation, work_of
+from mini_infer_operator.scaling.planner import Fleet, Memory, Recommendation, plan_replicas
+from mini_infer_operator.scaling.policy import ScalingPolicy, Targets, Windows
+from mini_infer_operator.scaling.signals import EngineRates, Sample
+
+RATES = EngineRates(prefill_tokens_per_s=10_000, pass_s=0.02, row_s=0.0005)
+POLICY = ScalingPolicy(1, 10, Targets(ttft_s=2.0, itl_s=0.1))
+
+
+def load(at_s: float, requests: float, prompt: float = 1000, output: float = 200, **more: float) -> Sample:
+    """Returns a sample of so many requests a second; each is 0.1 s of prompt and 0.1 s of answer."""
+    return Sample(at_s, prompt * requests, output * requests, requests, running_requests=int(10 * requests), **more)
+
+
+def run(
+    policies: dict[str, ScalingPolicy],
+    seconds: int,
+    sample: Callable[[float], Sample],
+    begin: dict[str, int] | None = None,
+    start_s: float = 20.0,
+    every_s: int = 1,
+) -> list[dict[str, int]]:
+    """Returns the numbers of engines at each step; engines are ready at once."""
+    numbers, memory, found = begin or dict.fromkeys(policies, 1), Memory(), []
+    for step in range(0, seconds, every_s):
+        fleets = {role: Fleet(number, number) for role, number in numbers.items()}
+        planned, memory = plan_replicas(policies, fleets, sample(float(step)), RATES, memory, start_s)
+        numbers = {role: one.replicas for role, one in planned.items()}
+        found.append(numbers)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("role", "targets", "expected"),
+    [
+        pytest.param("unified", Targets(inf), 0.9, id="no target: as busy as may be"),
+        pytest.param("unified", Targets(inf, 0.1), 0.8, id="a fifth of the time between tokens is a pass"),
+        pytest.param("prefill", Targets(inf, 0.1), 0.9, id="prefill engines have no time between tokens"),
+        pytest.param("unified", Targets(0.12, percentile=0.5), 0.2, id="a target that the prompt alone takes"),
+        pytest.param("decode", Targets(0.12, percentile=0.5), 0.9, id="decode engines have no first token"),
+        pytest.param("unified", Targets(2.0, percentile=0.95), 0.84, id="waits of a queue at 84 %"),
+    ],
+)
+def test_utilisation_keeps_the_targets_of_the_role(role: str, targets: Targets, expected: float) -> None:
+    assert utilisation(role, targets, RATES, prompt_tokens=1000) == pytest.approx(expected, abs=0.005)
+
+
+def test_work_is_prefill_and_decode_by_measured_rates() -> None:
+    work = work_of(load(0.0, 5), RATES)
+    assert (work.prefill, work.decode, work.of("unified")) == pytest.approx((0.5, 0.5, 1.0))
+    assert (work.of("prefill"), work.of("decode")) == pytest.approx((0.5, 0.5))
+
+
+def test_backlog_needs_engines_beyond_what_ready_ones_compute_in_time() -> None:
+    waiting = load(0.0, 1, queued_tokens=140_000)
+    assert backlog_engines("unified", waiting, POLICY.targets, RATES, ready=2, start_s=20.0) == pytest.approx(1.0)
+    assert backlog_engines("unified", waiting, POLICY.targets, RATES, ready=7, start_s=20.0) == 0.0
+    assert backlog_engines("decode", waiting, POLICY.targets, RATES, ready=0, start_s=20.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("requests", "least", "most"),
+    [(0.1, 1, 1), (10, 3, 5), (30, 8, 10), (1000, 10, 10)],
+)
+def test_number_follows_the_load_within_bounds_when_it_is_steady(requests: float, least: int, most: int) -> None:
+    assert least <= run({"unified": POLICY}, 60, lambda at_s: load(at_s, requests))[-1]["unified"] <= most
+
+
+def test_prefill_and_decode_are_planned_in_the_ratio_of_their_work() -> None:
+    policies = {"prefill": POLICY, "decode": POLICY}
+    long_prompts = run(policies, 60, lambda at_s: load(at_s, 10, prompt=4000))[-1]
+    long_answers = run(policies, 60, lambda at_s: load(at_s, 10, prompt=500, output=800))[-1]
+    assert long_prompts["prefill"] > long_prompts["decode"]
+    assert long_answers["decode"] > long_answers["prefill"]
+
+
+def test_engines_are_kept_for_the_window_when_the_load_falls() -> None:
+    policy = replace(POLICY, windows=Windows(down_s=90.0))
+    numbers = run({"unified": policy}, 300, lambda at_s: load(at_s, 20 if at_s < 60 else 1))
+    high = numbers[59]["unified"]
+    assert high >= 5
+    assert numbers[59 + 89]["unified"] == high
+    assert numbers[-1]["unified"] < high
+
+
+def test_new_planner_removes_no_engine_before_it_has_seen_a_window() -> None:
+    numbers = run({"unified": POLICY}, 200, lambda at_s: load(at_s, 0.1), begin={"unified": 6})
+    assert [one["unified"] for one in numbers[:79]] == [6] * 79
+    assert numbers[-1]["unified"] == 1
+
+
+def test_more_engines_wait_for_the_up_window_when_there_is_one() -> None:
+    policy = replace(POLICY, windows=Windows(up_s=30.0))
+    numbers = run({"unified": policy}, 120, lambda at_s: load(at_s, 0.1 if at_s < 60 else 30))
+    assert numbers[80]["unified"] == 1
+    assert numbers[-1]["unified"] > 5
+
+
+@pytest.mark.parametrize(("min_replicas", "expected"), [(0, 0), (2, 2)])
+def test_last_engine_stops_after_the_window_without_requests_when_none_need_stay(
+    min_replicas: int, expected: int
+) -> None:
+    policy = replace(POLICY, min_replicas=min_replicas, windows=Windows(zero_s=100.0))
+    numbers = run({"unified": policy}, 400, lambda at_s: load(at_s, 5) if at_s < 50 else Sample(at_s))
+    assert numbers[140]["unified"] >= 1
+    assert numbers[-1]["unified"] == expected
+
+
+def test_service_wakes_at_once_when_a_request_waits() -> None:
+    policy = replace(POLICY, min_replicas=0, windows=Windows(up_s=60.0, zero_s=10.0))
+    asleep = run({"unified": policy}, 200, lambda at_s: Sample(at_s))
+    assert asleep[-1]["unified"] == 0
+    held = run(
+        {"unified": policy}, 200, lambda at_s: Sample(at_s, queued_requests=int(at_s >= 150)), begin={"unified": 0}
+    )
+    assert [held[149]["unified"], held[150]["unified"]] == [0, 1]
+
+
+def test_running_requests_keep_the_last_engine_when_none_arrive() -> None:
+    policy = replace(POLICY, min_replicas=0, windows=Windows(zero_s=10.0))
+    numbers = run({"unified": policy}, 300, lambda at_s: Sample(at_s, running_requests=1))
+    assert numbers[-1]["unified"] == 1
+
+
+def test_tokens_in_flight_set_the_number_when_they_are_the_target() -> None:
+    policy = ScalingPolicy(1, 10, Targets(ttft_s=inf, tokens_in_flight=1000))
+    assert run({"unified": policy}, 30, lambda at_s: load(at_s, 0.1, tokens_in_flight=3500.0))[-1]["unified"] == 4
+
+
+def test_missed_targets_add_engines_when_the_model_is_too_hopeful() -> None:
+    kept = run({"unified": POLICY}, 400, lambda at_s: load(at_s, 10))[-1]["unified"]
+    missed = run({"unified": POLICY}, 400, lambda at_s: load(at_s, 10, ttft_s=3.0))[-1]["unified"]
+    assert kept < missed <= 1.6 * kept + 1
+
+
+def test_number_does_not_flap_in_an_hour_of_noise() -> None:
+    """Requests at random, eight a second, with lengths that vary: the load gives no reason to scale."""
+    dice = Random(3)
+
+    def noisy(at_s: float) -> Sample:
+        requests = sum(dice.expovariate(1.0) for _ in range(_poisson(dice, 40.0))) / 5
+        return load(at_s, requests)
+
+    numbers = [one["unified"] for one in run({"unified": POLICY}, 3600, noisy, every_s=5)]
+    settled = numbers[60:]
+    changes = sum(a != b for a, b in itertools.pairwise(settled))
+    assert changes <= 6
+    assert max(settled) - min(settled) <= 2
+
+
+def test_explanation_has_the_figures_that_decided() -> None:
+    sample = load(5.0, 10, queued_tokens=400_000)
+    planned, _ = plan_replicas({"unified": POLICY}, {"unified": Fleet(1, 1)}, sample, RATES, Memory(), 20.0)
+    found: Recommendation = planned["unified"]
+    assert "400000 waiting prompt tokens" in found.why
+    assert found.replicas > 1
+
+
+def _poisson(dice: Random, mean: float) -> int:
+    count, left = 0, dice.expovariate(1.0)
+    while left < mean:
+        count, left = count + 1, left + dice.expovariate(1.0)
+    return count
