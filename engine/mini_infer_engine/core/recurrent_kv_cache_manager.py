@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_engine.core.batch import NO_SWAP, Row, StateSwap, SwapSpace
-from mini_infer_engine.core.block_store import BlockStore
 from mini_infer_engine.core.kv_cache_manager import KVCacheManager
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.prefix_cache import MISS, Hit
@@ -64,7 +63,7 @@ class RecurrentKVCacheManager(KVCacheManager):
             record_events=record_events,
             swap_space=swap_space,
         )
-        self.host_states: BlockStore = PageAllocator(swap_space.num_states, BLOCK_SIZE_TOKENS)
+        self.host_states = PageAllocator(swap_space.num_states, BLOCK_SIZE_TOKENS)
         """Room for states of preempted sequences in main memory."""
         self._swapped_states: dict[Sequence, int] = {}
         """The states of swapped sequences, by their place in main memory."""

@@ -86,7 +86,7 @@ class GatedDeltaNet(RecurrentBlock):
 
     def divide(self, projected: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the output of `in_proj` as if `in_proj_ba` had computed its part."""
-        wide, narrow = projected.split([sum(self._wide), sum(self._narrow)], dim=1)
+        wide, narrow = torch.split(projected, [sum(self._wide), sum(self._narrow)], dim=1)
         return wide, narrow
 
     def split(self, projected: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

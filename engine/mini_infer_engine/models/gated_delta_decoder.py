@@ -47,7 +47,10 @@ class _GatedProjection(PackedLinear):
     def row_order(self, rows: slice) -> Callable[[Tensor], Tensor] | None:
         """Returns the function that reorders the rows of queries and gates, or of keys."""
         width = self.parts["q_proj"]
-        orders = {0: self._gates_and_queries, width: partial(reordered, self._order)}
+        orders: dict[int, Callable[[Tensor], Tensor]] = {
+            0: self._gates_and_queries,
+            width: partial(reordered, self._order),
+        }
         return orders.get(rows.start)
 
     def _gates_and_queries(self, weight: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ class TritonRecurrentPass:
         if len(tables.steps):
             gated_delta_step(mixed, gates, *weights, norm.weight, norm.eps, states, tables, out)
         if len(tables.rows):
-            q, k, _ = mixed.split([spec.key_width, spec.key_width, spec.value_width], dim=1)
+            q, k, _ = torch.split(mixed, [spec.key_width, spec.key_width, spec.value_width], dim=1)
             values, corrections, totals = prepare_gated_delta(mixed, *weights, spec.key_dim, spec.value_dim, tables)
             before, added = chunk_states(k, values.flatten(1), None, corrections, totals, states, tables)
             gated_delta_outputs(q, k, added, totals, before, gates, norm.weight, norm.eps, tables, out)
@@ -58,7 +58,7 @@ class TritonRecurrentPass:
 
     def mamba2(self, projected: Tensor, block: Mamba2) -> Tensor:
         """Computes the steps in three kernels, and the chunks in six."""
-        gates, mixed, time_steps = projected.split(block.widths, dim=1)
+        gates, mixed, time_steps = torch.split(projected, block.widths, dim=1)
         mixed, tables, spec = self._convolve(mixed, block, "silu"), self._tables, block.local
         states = self._pool.states[:, block.layer]
         out = torch.empty((len(gates), spec.width), dtype=gates.dtype, device=gates.device)
@@ -66,7 +66,7 @@ class TritonRecurrentPass:
         if len(tables.steps):
             state_space_step(mixed, time_steps, block.A_log, block.D, block.dt_bias, limits, states, tables, out)
         if len(tables.rows):
-            x, b, c = mixed.split([spec.width, spec.group_width, spec.group_width], dim=1)
+            x, b, c = torch.split(mixed, [spec.width, spec.group_width, spec.group_width], dim=1)
             factors, totals = prepare_state_space(time_steps, block.A_log, block.dt_bias, limits, tables)
             before, _ = chunk_states(b, x, factors, None, totals, states, tables)
             state_space_outputs(c, b, x, factors, totals, before, block.D, tables, out)
