@@ -66,6 +66,7 @@ from tests.support.tiny_models import (
     MAMBA,
     MINIMAX_M2,
     NEMOTRON,
+    NEMOTRON_MOE,
     PageDealer,
     chunk,
     reference_logits,
@@ -110,7 +111,7 @@ def interpreted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
     monkeypatch.setattr(linear, "blocked_weight", lambda weight: None)
     for module in (cuda_graphs, cuda_sampling):
         monkeypatch.setattr(module, "record", lambda run, memory: (run(), SimpleNamespace(replay=run))[1])
-    monkeypatch.setattr(cuda_executor, "prefill_buckets", lambda largest, launch_bound: [48])
+    monkeypatch.setattr(cuda_executor, "prefill_buckets", lambda largest, **_: [48])
     monkeypatch.setattr(cuda_executor, "decode_buckets", lambda largest: [4])
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -228,6 +229,7 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next": ("qwen3_next", GATED_DELTA | GATED_MOE | {"full_attention_interval": 2, "num_hidden_layers": 2}),
     "granite-hybrid": ("granitemoehybrid", MAMBA | {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "nemotron-h": ("nemotron_h", NEMOTRON | {"head_dim": 16}),
+    "nemotron-3": ("nemotron_h", NEMOTRON_MOE | {"head_dim": 16, "moe_latent_size": 20}),
     "lfm2": ("lfm2", LFM2),
 }
 
@@ -238,10 +240,10 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
 def test_passes_over_recurrent_state_equal_transformers(
     tmp_path: Path, interpreted: Callable[..., ModelRunner], kind: str, *, eager: bool
 ) -> None:
-    """Passes of one token for each row are replayed, those that resume from a checkpoint or write one among them."""
+    """All passes are replayed, those among them that resume from a checkpoint or write one."""
     architecture, changes = RECURRENT[kind]
     model = save_tiny_model(tmp_path, architecture, **changes)
-    runner = interpreted(enforce_eager=eager)
+    runner = interpreted(enforce_eager=eager, decodes_beside=4 if kind == "granite-hybrid" else 0)
     assert isinstance(runner.executor, CudaExecutor)
     expected = reference_logits(model, TOKENS)
     best = expected.argmax(-1).tolist()
@@ -253,7 +255,10 @@ def test_passes_over_recurrent_state_equal_transformers(
     assert (runner.logits(Batch([resumed], 0)) - expected[16:36]).abs().max() <= 3e-4
 
     run = partial(sampled_by, runner)
-    assert run(prompt(3, 0, 20, pages), prompt(5, 0, 7, others)) == [best[19], best[6]]
+    first = chunk(3, TOKENS, 0, 20, pages, sampling=GREEDY, checkpoints=[(7, 3), (16, 4)])
+    assert run(first, prompt(5, 0, 7, others)) == [best[19], best[6]]
+    resumed = chunk(1, TOKENS, 16, 9, pages, state_source=4, sampling=GREEDY)
+    assert run(resumed) == [best[24]]
     decode = Row(3, 20, 1, None, pages, GREEDY, output_index=1)
     assert run(decode, prompt(5, 7, 5, others), num_decodes=1) == [best[20], best[11]]
     decodes = [

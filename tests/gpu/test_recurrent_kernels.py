@@ -19,13 +19,9 @@ from mini_infer_engine.layers.short_convolution import ShortConvolution
 from mini_infer_engine.models.state_spec import StateSpec
 from mini_infer_engine.runtime.memory.state_pool import StatePool
 from mini_infer_engine.runtime.memory.state_slots import StateSlots
+from mini_infer_engine.runtime.recurrent.pass_tables import PaddedTables, blank_steps, decode_tables, pass_tables
 from mini_infer_engine.runtime.recurrent.torch_pass import TorchRecurrentPass
-from mini_infer_engine.runtime.recurrent.triton_pass import (
-    TritonRecurrentPass,
-    blank_steps,
-    decode_tables,
-    pass_tables,
-)
+from mini_infer_engine.runtime.recurrent.triton_pass import TritonRecurrentPass
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, cases, error, normal
 
 pytestmark = KERNELS
@@ -183,6 +179,26 @@ def test_padding_changes_no_state_when_slots_are_on_the_device(kind: str) -> Non
         assert torch.equal(mine[others], untouched[others])
         if mine.numel():
             assert error(mine[[4, 1]], theirs[[4, 1]]) <= 300.0
+
+
+@pytest.mark.parametrize("kind", cases(SMALL, LARGE))
+def test_blocks_equal_torch_when_tables_are_padded(kind: str) -> None:
+    """As in a recorded pass, where tokens that are in no row follow the others."""
+    world = World(kind, FP32)
+    attention: Any = NoAttention()
+    tokens = sum(row.count for row in ROWS)
+    padded = PaddedTables(tokens + 30, 6, 5, world.pools[1], DEVICE)
+    padded.load(ROWS[:1])
+    padded.load(ROWS)
+    torch_pass, _ = passes(world, [*ROWS, Row(1, 9, 30, [3] * 30, [], None)])
+    expected = world.compute(torch_pass, tokens + 30)
+    actual = world.compute(TritonRecurrentPass(attention, world.pools[1], padded.tables), tokens + 30)
+    assert error(actual[:tokens], expected[:tokens]) <= 300.0
+    assert not actual[tokens:].any()
+    kept = [slot for slot in range(12) if slot != 1]
+    for mine, theirs in zip(world.pools[1].tensors, world.pools[0].tensors, strict=True):
+        if mine.numel():
+            assert error(mine[kept], theirs[kept]) <= 300.0
 
 
 def test_repeated_keys_keep_the_solution_exact_when_nothing_decays() -> None:

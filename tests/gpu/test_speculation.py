@@ -252,7 +252,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[lis
     monkeypatch.setattr(linear, "blocked_weight", lambda weight: None)
     for module in (cuda_graphs, cuda_sampling, cuda_speculation, draft_reading):
         monkeypatch.setattr(module, "record", lambda run, memory: SimpleNamespace(replay=run))
-    monkeypatch.setattr(cuda_executor, "prefill_buckets", lambda largest, launch_bound: [16])
+    monkeypatch.setattr(cuda_executor, "prefill_buckets", lambda largest, **_: [16])
     monkeypatch.setattr(cuda_executor, "decode_buckets", lambda largest: [2])
     monkeypatch.setattr(cuda_speculation, "speculative_buckets", lambda largest: [2])
     monkeypatch.setattr(draft_reading, "READ_BUCKETS", (16,))

@@ -328,9 +328,11 @@ class FakeRunner:
                 break
             right = hash((row.slot, end, tokens[-1])) % 4 > 0
             guess = tokens[-1] if right else (tokens[-1] + 1) % VOCABULARY
-            self._put(row, end, cell(self._read(row, end - 1), guess))
+            guessed = cell(self._read(row, end - 1), guess)
+            self._put(row, end, guessed)
             if not right:
                 break
+            self._states[row.slot] = guessed
             suppressed = row.suppressed_token_ids if index < row.sampling.min_tokens else ()
             row = msgspec.structs.replace(row, start=end, output_index=index, count=1, suppressed_token_ids=suppressed)
         return tuple(tokens)

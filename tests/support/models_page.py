@@ -38,11 +38,11 @@ With pipelines, KV transfer and all else that [can be combined](features.md), to
 _HYBRID = """\
 Hybrids have layers with a recurrent state instead of keys and values ([ADR 61](adr/0061-recurrent-state.md)). They run
 chunked, batched, preempted, and with a prefix cache that resumes from checkpoints of the state
-([test_recurrent_models.py](../tests/engine/models/test_recurrent_models.py)), on CPUs and GPUs, where decode passes
-are CUDA graphs and passes with prompts are launched kernel by kernel. Quantised checkpoints are read, and weights are
-rounded, as those of other decoders ([test_quantized_hybrids.py](../tests/engine/models/test_quantized_hybrids.py));
-experts that a checkpoint stores as one tensor, or that have no gates, are rounded by `--quantization` alone. What
-hybrids do not go with yet is refused by its name at the start.
+([test_recurrent_models.py](../tests/engine/models/test_recurrent_models.py)), on CPUs, and on GPUs in CUDA graphs.
+Quantised checkpoints are read, and weights are rounded, as those of other decoders
+([test_quantized_hybrids.py](../tests/engine/models/test_quantized_hybrids.py)); experts that a checkpoint stores as one
+tensor, or that have no gates, are rounded by `--quantization` alone. Speculation goes with hybrids on CPUs. What they
+do not go with yet is refused by its name at the start.
 """
 _IMAGES = """\
 These models read images, too ([ADR 64](adr/0064-images.md)). Their decoder is one of the files above, their encoder

@@ -236,6 +236,7 @@ def make_kv_cache_manager(
             enable_caching=enable_caching,
             record_events=record_events,
             swap_space=runner.swap_space,
+            drafts=runner.max_speculative_rows > 0,
         )
     if runner.kv_cache.is_uniform:
         return KVCacheManager(

@@ -51,9 +51,12 @@ class RecurrentKVCacheManager(KVCacheManager):
         enable_caching: bool = True,
         record_events: bool = True,
         swap_space: SwapSpace = NO_SWAP,
+        drafts: bool = False,
     ) -> None:
         """Creates a pool of free pages and of unused checkpoints. Without checkpoints no prefix can be resumed, and
         nothing is cached.
+
+        With `drafts`, decode rows take no checkpoints: only the runner knows where they begin.
         """
         enable_caching = enable_caching and num_checkpoints > 0
         super().__init__(
@@ -65,6 +68,7 @@ class RecurrentKVCacheManager(KVCacheManager):
         )
         self.host_states = PageAllocator(swap_space.num_states, BLOCK_SIZE_TOKENS)
         """Room for states of preempted sequences in main memory."""
+        self._drafts = drafts
         self._swapped_states: dict[Sequence, int] = {}
         """The states of swapped sequences, by their place in main memory."""
         self._states_out: list[StateSwap] = []
@@ -120,6 +124,8 @@ class RecurrentKVCacheManager(KVCacheManager):
 
     def _reserve(self, row: Row, sequence: Sequence, state: _SequenceState) -> Iterator[tuple[int, int]]:
         """Yields the number of tokens of the row after which a state is kept, and the slot for it."""
+        if self._drafts and row.token_ids is None:
+            return
         end = row.start + row.count
         last = end if row.token_ids is None else min(end, sequence.num_prefill - 1)  # the last one is computed anyway
         for boundary in sorted({min(state.num_shared, last), last - last % self.page_size}):

@@ -91,5 +91,6 @@ class GatedDeltaNet(RecurrentBlock):
 
     def split(self, projected: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Returns the convolution's input and gates, and strengths and decays, from the outputs of both products."""
-        (mixed, gates), (strengths, decays) = projected[0].split(self._wide, dim=1), projected[1].split(self._narrow, 1)
+        mixed, gates = torch.split(projected[0], self._wide, dim=1)
+        strengths, decays = torch.split(projected[1], self._narrow, dim=1)
         return (mixed, gates), (strengths, decays)

@@ -27,17 +27,19 @@ from mini_infer_engine.kernels.gemm.split_k_gemm import split_k_gemm
 from mini_infer_engine.kernels.moe.expert_gemv import expert_gemv
 from mini_infer_engine.kernels.moe.grouped_gemm import grouped_experts
 from mini_infer_engine.kernels.moe.mx_experts import mx_experts
-from mini_infer_engine.kernels.moe.route import route
+from mini_infer_engine.kernels.moe.route import Routing, route
+from mini_infer_engine.kernels.norm.add_gated import add_gated
 from mini_infer_engine.kernels.norm.rms_norm import add_rms_norm, rms_norm
 from mini_infer_engine.kernels.norm.silu_mul import silu_mul
 from mini_infer_engine.layers.embedding import Embedding
 from mini_infer_engine.layers.grouped import GroupedMethod
 from mini_infer_engine.layers.linear import UNQUANTIZED, Linear
-from mini_infer_engine.layers.moe import ExpertLayers, SparseMoE
+from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.layers.packed import PackedMethod
 from mini_infer_engine.ops.base import PendingSum, ResidualState
 from mini_infer_engine.ops.torch_ops import ACTIVATIONS, norm_shared_columns_
+from mini_infer_engine.ops.ungated_experts import ungated_experts
 
 if TYPE_CHECKING:
     from mini_infer_engine.communication.peer_memory import PeerMemory
@@ -238,8 +240,7 @@ class TritonOps:
             if moe.shared_experts is None and self._pushes(x.shape[0], x.shape[1], x):
                 return self._sum_add_norm(summands, state, next_norm)
             return self._sum_add_norm(self._expert_total(x, summands, moe), state, next_norm)
-        if moe.shared_experts is not None:
-            summands[0] += self._shared_experts(x, moe.shared_experts, moe.shared_gate)
+        self._add_shared_experts(summands[0], x, moe)
         normed = add_rms_norm(state.residual, summands, next_norm.weight, next_norm.eps)
         return ResidualState(state.residual, normed)
 
@@ -251,8 +252,7 @@ class TritonOps:
             total, peers = self._expert_total(x, summands, moe), self._collectives.peers
             sums = self._collectives.all_reduce if peers is None or not peers.can_sum(total) else peers.sum
             return sums(total)
-        if moe.shared_experts is not None:
-            summands[0] += self._shared_experts(x, moe.shared_experts, moe.shared_gate)
+        self._add_shared_experts(summands[0], x, moe)
         return summands.sum(0)
 
     def _expert_summands(self, x: Tensor, logits: Tensor, moe: SparseMoE) -> Tensor:
@@ -266,7 +266,7 @@ class TritonOps:
             logits,
             spec.top_k,
             normalizes_top_k=spec.normalizes_top_k,
-            groups=tiles is not None,
+            groups=tiles is not None and spec.is_gated,
             num_shared=spec.num_shared,
             sigmoid=spec.scoring == "sigmoid",
             scale=spec.scale,
@@ -275,6 +275,8 @@ class TritonOps:
             correction=moe.correction,
             local=None if len(moe.local_experts) == spec.num_stacked else moe.local_experts,
         )
+        if not spec.is_gated:
+            return self._ungated(x, routing, moe).unsqueeze(0)
         if moe.expert_scale is not None:
             scales = moe.expert_scale[moe.local_experts.start : moe.local_experts.stop]
             routing = replace(routing, weights=routing.weights * scales[routing.experts.clamp(min=0)])
@@ -291,19 +293,33 @@ class TritonOps:
             return expert_gemv(x, routing, gate_up, down, **options)
         return grouped_experts(x, routing, gate_up, down, tiles, **options)
 
+    def _ungated(self, x: Tensor, routing: Routing, moe: SparseMoE) -> Tensor:
+        """Returns the sum of experts without gates, whose inputs and outputs may be latents."""
+        up, down = moe.weights()
+        assert isinstance(up, Tensor), "a start with such experts quantised is refused"
+        assert isinstance(down, Tensor)
+        inputs = x if moe.latent_in_proj is None else self._product(ResidualState(x), None, moe.latent_in_proj)
+        total = ungated_experts(inputs, routing, up, down)
+        return total if moe.latent_out_proj is None else self._product(ResidualState(total), None, moe.latent_out_proj)
+
     def _expert_total(self, x: Tensor, summands: Tensor, moe: SparseMoE) -> Tensor:
         """Returns this rank's summand of a mixture, in memory that its peers can read if they have to."""
         memory = self._summand_memory(x.shape[0], x.shape[1], x)
         total = summands.sum(0) if memory is None else torch.sum(summands, 0, out=memory)
-        if moe.shared_experts is not None:
-            total += self._shared_experts(x, moe.shared_experts, moe.shared_gate)
+        self._add_shared_experts(total, x, moe)
         return total
 
-    def _shared_experts(self, x: Tensor, shared: ExpertLayers, gate: Linear | None) -> Tensor:
-        """Computes the experts of every token outside the stacks."""
+    def _add_shared_experts(self, total: Tensor, x: Tensor, moe: SparseMoE) -> None:
+        """Adds the experts of every token outside the stacks to `total` in place, if there are any."""
+        shared, gate = moe.shared_experts, moe.shared_gate
+        if shared is None:
+            return
         gated = self.norm_gated_linear(ResidualState(x), None, shared.gate_up_proj, "silu")
         made = self._product(ResidualState(gated), None, shared.down_proj)
-        return made if gate is None else made * functional.linear(x, gate.weight).sigmoid()
+        if gate is None:
+            total += made
+        else:
+            add_gated(total, made, x, gate.weight)
 
     def norm(self, state: ResidualState, norm: RMSNorm | None) -> Tensor:
         """Returns the norm that the last operation has computed, or computes it."""

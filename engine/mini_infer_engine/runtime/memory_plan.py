@@ -125,8 +125,9 @@ def plan_memory(
         kv_bytes, available = _kv_bytes(worker.device, settings, before, sum(needs))
     slots = NO_SLOTS
     if kv_cache.state_group is not None:
-        own = state_slots(worker.state_bytes, kv_bytes, settings)
-        slots = StateSlots(own.slot_bytes, smallest(own.num_sequences), smallest(own.num_checkpoints))
+        own = state_slots(worker.state_bytes, page_bytes / page_size, kv_bytes, settings)
+        numbers = smallest(own.num_sequences), smallest(own.num_checkpoints)
+        slots = StateSlots(own.slot_bytes, *numbers, own.num_drafts)
     pages = smallest(pages_for(kv_bytes, page_bytes, available, slots.num_bytes))
     longest = worker.config.max_position_embeddings
     most_tokens = kv_cache.most_tokens(pages, page_size, settings.chunk_tokens)

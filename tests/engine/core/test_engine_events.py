@@ -40,7 +40,7 @@ RECURRENT = {
     "page_size": (16, 16, 16, 32),
     "spare_pages": (0, 1, 8, 40),
     "num_host_pages": (0, 2, 40),
-    "speculative_method": (None,),
+    "speculative_method": (None, None, "ngram"),
     "pipeline_parallel_size": (1,),
 }
 """Setups with layers that have a recurrent state, and what goes with them."""

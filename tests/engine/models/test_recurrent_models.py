@@ -22,6 +22,7 @@ from mini_infer_engine.core.request import SamplingParams as CoreSampling
 from mini_infer_engine.models.recurrent_decoder import HybridModel
 from mini_infer_engine.models.registry import MODELS, model_class, read_config
 from mini_infer_engine.runtime import memory_plan
+from mini_infer_engine.runtime.memory import state_slots
 from mini_infer_engine.runtime.model_runner import ModelRunner, load_runner
 from mini_infer_engine.runtime.recurrent.limits import check_recurrent
 from tests.engine.models.test_models import TOLERANCE, VARIANTS
@@ -50,6 +51,12 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     directory: Path = tmp_path_factory.mktemp(request.param)
     architecture, changes = VARIANTS[request.param]
     return directory, save_tiny_model(directory, architecture, **changes)
+
+
+@pytest.fixture
+def _half_for_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States of running sequences may take half of the memory, whatever a sequence takes."""
+    monkeypatch.setattr(state_slots, "running_share", lambda *_: 0.5)
 
 
 def make_engine(directory: Path, **changes: Any) -> tuple[Engine, ModelRunner]:
@@ -142,6 +149,7 @@ def test_text_is_that_of_transformers_when_sequences_come_and_go(
     assert engine.stats().cached_prompt_tokens > 150, "the second time prompts resume from checkpoints"
 
 
+@pytest.mark.usefixtures("_half_for_states")
 def test_text_is_that_of_a_large_pool_when_sequences_are_preempted(model: tuple[Path, Any]) -> None:
     prompts = [[(place * 5 + index) % 190 + 5 for place in range(20)] for index in range(6)]
     _, runner = make_engine(model[0], enable_prefix_caching=False)
@@ -160,6 +168,7 @@ def test_text_is_that_of_a_large_pool_when_sequences_are_preempted(model: tuple[
         assert small.stats().preemptions
 
 
+@pytest.mark.usefixtures("_half_for_states")
 @pytest.mark.parametrize("caching", [False, True])
 def test_text_is_that_of_a_large_pool_when_states_are_swapped(
     model: tuple[Path, Any], caching: bool, monkeypatch: pytest.MonkeyPatch
@@ -178,7 +187,7 @@ def test_text_is_that_of_a_large_pool_when_states_are_swapped(
         kv_cache_memory=12 * state + 13 * page,
         enable_prefix_caching=caching,
         max_num_seqs=6,
-        kv_swap_memory=20 * state,
+        kv_swap_memory=20 * state + 200 * page,
     )
     assert generate(small, prompts, length=length - 20) == expected
     assert small.scheduler.kv_cache.num_swaps
@@ -215,6 +224,7 @@ def test_a_conversation_resumes_behind_its_last_answer_when_it_goes_on(model: tu
     assert engine.stats().cached_prompt_tokens - before == known - known % 16
 
 
+@pytest.mark.usefixtures("_half_for_states")
 def test_prefix_caching_is_off_with_a_line_in_the_log_when_no_checkpoint_fits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -230,6 +240,19 @@ def test_prefix_caching_is_off_with_a_line_in_the_log_when_no_checkpoint_fits(
     assert sum("max_num_seqs limited" in record.getMessage() for record in caplog.records) == 1
     expected = [expected_tokens(reference, PROMPTS[0], LENGTH)]
     assert generate(small, PROMPTS[:1]) == generate(small, PROMPTS[:1]) == expected
+
+
+def test_text_is_that_of_transformers_when_drafts_are_rejected(model: tuple[Path, Any]) -> None:
+    """The state goes back behind rejected tokens, in chunks, beside others and from the cache."""
+    directory, reference = model
+    prompts = [*PROMPTS, [7, 8, 9] * 12, [11, 12] * 15]
+    expected = [expected_tokens(reference, prompt, LENGTH) for prompt in prompts]
+    engine, _ = make_engine(directory, max_num_seqs=3, speculative_method="ngram", num_speculative_tokens=3)
+    for apart in (0, 5):
+        assert generate(engine, prompts, apart=apart) == expected
+    stats = engine.stats()
+    assert stats.cached_prompt_tokens > 100
+    assert stats.draft_tokens > sum(stats.accepted_tokens_by_position)
 
 
 @pytest.mark.parametrize("variant", ["qwen3.5-moe", "nemotron-3"])
@@ -358,8 +381,8 @@ def test_the_list_of_hybrids_is_that_of_the_models_with_recurrent_layers() -> No
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"pipeline_parallel_size": 2}, "cpu", "pipeline_parallel_size"),
-    ({"speculative_method": "ngram"}, "cpu", "speculative_method"),
-    ({"speculative_model": "a smaller one"}, "cpu", "speculative_method"),
+    ({"speculative_method": "ngram"}, "cuda", "speculative_method"),
+    ({"speculative_model": "a smaller one"}, "cuda", "speculative_method"),
     ({}, "cpu", "transfer_port"),
 ]
 
@@ -378,13 +401,14 @@ def test_a_start_is_refused_by_name_when_an_option_does_not_go_with_recurrent_st
     check_recurrent(settings, replace(config, recurrence=None, mixers=None), device, moves_kv=moves_kv)
 
 
-def test_a_start_on_a_gpu_is_refused_when_experts_have_no_gates(tmp_path: Path) -> None:
+def test_a_start_on_a_gpu_is_refused_when_experts_without_gates_are_to_be_quantised(tmp_path: Path) -> None:
     architecture, changes = VARIANTS["nemotron-3"]
     save_tiny_model(tmp_path, architecture, **changes)
-    config, settings = read_config(tmp_path), EngineSettings(model="any")
-    with pytest.raises(ModelError, match=rf"{config.architecture}.*device = 'cuda'"):
+    config, settings = read_config(tmp_path), EngineSettings(model="any", quantization="int8")
+    with pytest.raises(ModelError, match=rf"{config.architecture}.*quantization = 'int8'"):
         check_recurrent(settings, config, "cuda", moves_kv=False)
     check_recurrent(settings, config, "cpu", moves_kv=False)
+    check_recurrent(EngineSettings(model="any"), config, "cuda", moves_kv=False)
 
 
 @pytest.mark.parametrize("enforce_eager", [True, False])

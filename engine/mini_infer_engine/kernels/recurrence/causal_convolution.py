@@ -67,7 +67,8 @@ def _convolve_steps(
     offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < channels
     if target == padding_slot:
-        tl.store(out + token * channels + offs, tl.zeros((BLOCK,), tl.float32).to(out.dtype.element_ty), mask=mask)
+        zeros = tl.zeros((BLOCK,), tl.float32).to(out.dtype.element_ty)
+        tl.store(out + token * channels + offs, zeros, mask=mask & (token >= 0))
     else:
         newest = _inputs(x, token, x_stride, offs, channels, mask, GATED)
         total = newest * tl.load(weight + offs * WIDTH + WIDTH - 1, mask=mask, other=0.0).to(tl.float32)
@@ -112,6 +113,8 @@ def _convolve_chunks(
     chunk = chunks + tl.program_id(0) * 4
     first = tl.load(chunk).to(tl.int64)
     count = tl.load(chunk + 1)
+    if count == 0:
+        return
     row = rows + tl.load(chunk + 2) * 8
     begin = tl.load(row).to(tl.int64)
     source = tl.load(row + 1).to(tl.int64)
@@ -125,10 +128,13 @@ def _convolve_chunks(
     for tap in tl.static_range(WIDTH):
         places = tokens - (WIDTH - 1) + tap
         here = _inputs(x, places, x_stride, offs, channels, mask & (places >= begin), GATED)
-        before = states + source * slot_stride + offs * (WIDTH - 1) + (places - begin + WIDTH - 1)
-        earlier = tl.load(before, mask=mask & (places < begin) & (source >= 0), other=0.0)
-        taps = tl.load(weight + offs * WIDTH + tap, mask=offs < channels, other=0.0).to(tl.float32)
-        total += (here + earlier.to(tl.float32)) * taps
+        total += here * tl.load(weight + offs * WIDTH + tap, mask=offs < channels, other=0.0).to(tl.float32)
+    if (first == begin) & (source >= 0):
+        for tap in tl.static_range(WIDTH - 1):
+            places = tokens - (WIDTH - 1) + tap
+            before = states + source * slot_stride + offs * (WIDTH - 1) + (places - begin + WIDTH - 1)
+            earlier = tl.load(before, mask=mask & (places < begin), other=0.0).to(tl.float32)
+            total += earlier * tl.load(weight + offs * WIDTH + tap, mask=offs < channels, other=0.0).to(tl.float32)
     result = _outputs(total, x, tokens, x_stride, offs, channels, mask, GATED)
     tl.store(out + tokens * channels + offs, result.to(out.dtype.element_ty), mask=mask)
 
@@ -180,7 +186,7 @@ def causal_convolution(
     `states` [slots, channels, width - 1] has dense slots, in the dtype of x.
     """
     channels, width = weight.shape[0], weight.shape[-1]
-    out = torch.empty((x.shape[0], channels), dtype=x.dtype, device=x.device)
+    out = tables.outputs(x.shape[0], channels, x)
     parameters = weight, weight if bias is None else bias
     constants = {"WIDTH": width, "HAS_BIAS": bias is not None, "GATED": epilogue == "gates"}
     memory = states, states.stride(0)

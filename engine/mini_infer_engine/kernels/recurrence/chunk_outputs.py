@@ -43,6 +43,8 @@ def _chunk_outputs(
     number = tl.program_id(0)
     first = tl.load(chunks + number * 4).to(tl.int64)
     count = tl.load(chunks + number * 4 + 1)
+    if count == 0:
+        return
     head = tl.program_id(1)
     ts = tl.arange(0, SIZE)
     ks = tl.arange(0, BLOCK_K)

@@ -46,6 +46,9 @@ def _chunk_states(
     source = tl.load(row + 1).to(tl.int64)
     target = tl.load(row + 2).to(tl.int64)
     first_chunk = tl.load(row + 3)
+    num_chunks = tl.load(row + 4)
+    if num_chunks == 0:
+        return
     head = tl.program_id(1)
     ts = tl.arange(0, SIZE)
     ks = tl.arange(0, BLOCK_K)
@@ -55,7 +58,7 @@ def _chunk_states(
     offs = head * (KEY_DIM * VALUE_DIM) + inner
     state = tl.load(states + source * slot_stride + offs, mask=in_state & (source >= 0), other=0.0)
     dtype = keys.dtype.element_ty
-    for number in range(first_chunk, first_chunk + tl.load(row + 4)):
+    for number in range(first_chunk, first_chunk + num_chunks):
         chunk = chunks + number * 4
         first = tl.load(chunk).to(tl.int64)
         count = tl.load(chunk + 1)

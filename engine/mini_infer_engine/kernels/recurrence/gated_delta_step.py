@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 
 from mini_infer_engine.kernels.recurrence.gates import decay_of, normalised_rows
-from mini_infer_engine.kernels.recurrence.pass_tables import PassTables
+from mini_infer_engine.kernels.recurrence.pass_tables import MOST_PROGRAMS, PassTables
 from mini_infer_engine.kernels.sizes import next_power_of_2
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_steps"])
 def _gated_delta_step(
     mixed,
     mixed_stride,
@@ -29,6 +29,7 @@ def _gated_delta_step(
     states,
     slot_stride,
     steps,
+    num_steps,
     padding_slot,
     out,
     heads,
@@ -38,44 +39,47 @@ def _gated_delta_step(
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """Updates the state of one head with one program per (step, head)."""
-    line = steps + tl.program_id(0) * 4
-    token = tl.load(line).to(tl.int64)
-    source = tl.load(line + 1).to(tl.int64)
-    target = tl.load(line + 2).to(tl.int64)
-    checkpoint = tl.load(line + 3).to(tl.int64)
+    """Updates the state of one head with one program per (some steps, head)."""
     head = tl.program_id(1)
     ks = tl.arange(0, BLOCK_K)
     vs = tl.arange(0, BLOCK_V)
     in_value = vs < VALUE_DIM
-    place = out + (token * heads + head) * VALUE_DIM + vs
-    if target == padding_slot:
-        tl.store(place, tl.zeros((BLOCK_V,), tl.float32).to(out.dtype.element_ty), mask=in_value)
-    else:
-        key_width = (heads // REPEATS) * KEY_DIM
-        at = mixed + token * mixed_stride
-        key_at = at + (head // REPEATS) * KEY_DIM + ks
-        query = normalised_rows(tl.load(key_at, mask=ks < KEY_DIM, other=0.0).to(tl.float32), 0) * (KEY_DIM**-0.5)
-        key = normalised_rows(tl.load(key_at + key_width, mask=ks < KEY_DIM, other=0.0).to(tl.float32), 0)
-        value = tl.load(at + 2 * key_width + head * VALUE_DIM + vs, mask=in_value, other=0.0).to(tl.float32)
-        at = token * weights_stride + head
-        decay = tl.exp(decay_of(tl.load(decays + at), tl.load(a_log + head), tl.load(dt_bias + head)))
-        strength = tl.sigmoid(tl.load(strengths + at).to(tl.float32))
-        offs = head * (KEY_DIM * VALUE_DIM) + ks[:, None] * VALUE_DIM + vs[None, :]
-        mask = (ks[:, None] < KEY_DIM) & (vs[None, :] < VALUE_DIM)
-        state = tl.load(states + source * slot_stride + offs, mask=mask & (source >= 0), other=0.0) * decay
-        added = (value - tl.sum(state * key[:, None], axis=0)) * strength
-        state = state + key[:, None] * added[None, :]
-        tl.store(states + target * slot_stride + offs, state, mask=mask)
-        if checkpoint >= 0:
-            tl.store(states + checkpoint * slot_stride + offs, state, mask=mask)
-        dtype = out.dtype.element_ty
-        result = tl.sum(state * query[:, None], axis=0).to(dtype).to(tl.float32)
-        normed = result * tl.rsqrt(tl.sum(result * result, axis=0) / VALUE_DIM + eps)
-        weight = tl.load(norm_weight + vs, mask=in_value, other=0.0).to(tl.float32)
-        gate = tl.load(gates + token * gates_stride + head * VALUE_DIM + vs, mask=in_value, other=0.0).to(tl.float32)
-        normed = (normed.to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
-        tl.store(place, (normed * gate / (1.0 + tl.exp(-gate))).to(dtype), mask=in_value)
+    for number in range(tl.program_id(0), num_steps, tl.num_programs(0)):
+        line = steps + number * 4
+        token = tl.load(line).to(tl.int64)
+        source = tl.load(line + 1).to(tl.int64)
+        target = tl.load(line + 2).to(tl.int64)
+        checkpoint = tl.load(line + 3).to(tl.int64)
+        place = out + (token * heads + head) * VALUE_DIM + vs
+        if target == padding_slot:
+            tl.store(place, tl.zeros((BLOCK_V,), tl.float32).to(out.dtype.element_ty), mask=in_value & (token >= 0))
+        else:
+            key_width = (heads // REPEATS) * KEY_DIM
+            at = mixed + token * mixed_stride
+            key_at = at + (head // REPEATS) * KEY_DIM + ks
+            query = normalised_rows(tl.load(key_at, mask=ks < KEY_DIM, other=0.0).to(tl.float32), 0) * (KEY_DIM**-0.5)
+            key = normalised_rows(tl.load(key_at + key_width, mask=ks < KEY_DIM, other=0.0).to(tl.float32), 0)
+            value = tl.load(at + 2 * key_width + head * VALUE_DIM + vs, mask=in_value, other=0.0).to(tl.float32)
+            at = token * weights_stride + head
+            decay = tl.exp(decay_of(tl.load(decays + at), tl.load(a_log + head), tl.load(dt_bias + head)))
+            strength = tl.sigmoid(tl.load(strengths + at).to(tl.float32))
+            offs = head * (KEY_DIM * VALUE_DIM) + ks[:, None] * VALUE_DIM + vs[None, :]
+            mask = (ks[:, None] < KEY_DIM) & (vs[None, :] < VALUE_DIM)
+            state = tl.load(states + source * slot_stride + offs, mask=mask & (source >= 0), other=0.0) * decay
+            added = (value - tl.sum(state * key[:, None], axis=0)) * strength
+            state = state + key[:, None] * added[None, :]
+            tl.store(states + target * slot_stride + offs, state, mask=mask)
+            if checkpoint >= 0:
+                tl.store(states + checkpoint * slot_stride + offs, state, mask=mask)
+            dtype = out.dtype.element_ty
+            result = tl.sum(state * query[:, None], axis=0).to(dtype).to(tl.float32)
+            normed = result * tl.rsqrt(tl.sum(result * result, axis=0) / VALUE_DIM + eps)
+            weight = tl.load(norm_weight + vs, mask=in_value, other=0.0).to(tl.float32)
+            gate = tl.load(gates + token * gates_stride + head * VALUE_DIM + vs, mask=in_value, other=0.0).to(
+                tl.float32
+            )
+            normed = (normed.to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
+            tl.store(place, (normed * gate / (1.0 + tl.exp(-gate))).to(dtype), mask=in_value)
 
 
 def gated_delta_step(
@@ -100,7 +104,7 @@ def gated_delta_step(
     """
     _, heads, key_dim, value_dim = states.shape
     key_heads = (mixed.shape[1] - heads * value_dim) // (2 * key_dim)
-    _gated_delta_step[(len(tables.steps), heads)](
+    _gated_delta_step[(min(len(tables.steps), MOST_PROGRAMS), heads)](
         mixed,
         mixed.stride(0),
         gates,
@@ -115,6 +119,7 @@ def gated_delta_step(
         states,
         states.stride(0),
         tables.steps,
+        len(tables.steps),
         tables.padding_slot,
         out,
         heads,

@@ -21,17 +21,21 @@ def _inverse(system, SIZE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.cons
     Blocks on the diagonal are inverted by forward substitution, row by row. I plus the matrix times the inverse of
     these blocks is I less a matrix E of which the power SIZE / BLOCK = 4 is zero: (I + E) (I + E^2) inverts it.
     """
-    rows = tl.arange(0, SIZE)[:, None]
-    columns = tl.arange(0, SIZE)[None, :]
-    is_block = rows // BLOCK == columns // BLOCK
-    blocks = tl.where(is_block, system, 0.0)
-    inverse = tl.where(rows == columns, 1.0, 0.0)
-    for number in range(1, BLOCK):
-        is_row = (rows % BLOCK == number) & is_block
-        row = -tl.sum(tl.where(is_row, blocks, 0.0), axis=0)
-        solved = tl.sum(row[:, None] * inverse, axis=0)
-        inverse = tl.where(is_row & (columns < rows), solved[None, :], inverse)
-    rest = -tl.dot(system - blocks, inverse, input_precision=PRECISION)
+    number: tl.constexpr = SIZE // BLOCK
+    wide = tl.reshape(system, (number, BLOCK, number, BLOCK))
+    of_row = tl.arange(0, number)[:, None, None, None]
+    of_column = tl.arange(0, number)[None, None, :, None]
+    blocks = tl.sum(tl.where(of_row == of_column, wide, 0.0), axis=2)
+    rest = tl.reshape(tl.where(of_row == of_column, 0.0, wide), (SIZE, SIZE))
+    rows = tl.arange(0, BLOCK)[None, :, None]
+    columns = tl.arange(0, BLOCK)[None, None, :]
+    small = tl.broadcast_to(tl.where(rows == columns, 1.0, 0.0), (number, BLOCK, BLOCK))
+    for place in range(1, BLOCK):
+        row = -tl.sum(tl.where(rows == place, blocks, 0.0), axis=1)
+        solved = tl.sum(row[:, :, None] * small, axis=1)
+        small = tl.where((rows == place) & (columns < rows), solved[:, None, :], small)
+    inverse = tl.reshape(tl.where(of_row == of_column, small[:, :, None, :], 0.0), (SIZE, SIZE))
+    rest = -tl.dot(rest, inverse, input_precision=PRECISION)
     inverse += tl.dot(inverse, rest, input_precision=PRECISION)
     rest = tl.dot(rest, rest, input_precision=PRECISION)
     return inverse + tl.dot(inverse, rest, input_precision=PRECISION)
@@ -63,6 +67,8 @@ def _prepare_gated_delta(
     chunk = chunks + tl.program_id(0) * 4
     first = tl.load(chunk).to(tl.int64)
     count = tl.load(chunk + 1)
+    if count == 0:
+        return
     head = tl.program_id(1)
     ts = tl.arange(0, SIZE)
     ks = tl.arange(0, BLOCK_K)
@@ -120,6 +126,8 @@ def _prepare_state_space(
     chunk = chunks + tl.program_id(0) * 4
     first = tl.load(chunk).to(tl.int64)
     count = tl.load(chunk + 1)
+    if count == 0:
+        return
     ts = tl.arange(0, SIZE)[:, None]
     hs = (tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H))[None, :]
     in_heads = hs < heads

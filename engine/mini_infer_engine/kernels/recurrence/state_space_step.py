@@ -8,14 +8,14 @@ import triton
 import triton.language as tl
 
 from mini_infer_engine.kernels.recurrence.gates import time_step_of
-from mini_infer_engine.kernels.recurrence.pass_tables import PassTables
+from mini_infer_engine.kernels.recurrence.pass_tables import MOST_PROGRAMS, PassTables
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
 _MOST_VALUES = 32
 """Columns of the state in one program: with 128 rows they are 32 registers of each thread."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_steps"])
 def _state_space_step(
     mixed,
     mixed_stride,
@@ -29,6 +29,7 @@ def _state_space_step(
     states,
     slot_stride,
     steps,
+    num_steps,
     padding_slot,
     out,
     heads,
@@ -38,38 +39,39 @@ def _state_space_step(
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """Updates some columns of the state of one head with one program per (step, head, block of columns)."""
-    line = steps + tl.program_id(0) * 4
-    token = tl.load(line).to(tl.int64)
-    source = tl.load(line + 1).to(tl.int64)
-    target = tl.load(line + 2).to(tl.int64)
-    checkpoint = tl.load(line + 3).to(tl.int64)
+    """Updates some columns of the state of one head with one program per (some steps, head, block of columns)."""
     head = tl.program_id(1)
     ks = tl.arange(0, BLOCK_K)
     vs = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
     in_value = vs < VALUE_DIM
-    place = out + (token * heads + head) * VALUE_DIM + vs
-    if target == padding_slot:
-        tl.store(place, tl.zeros((BLOCK_V,), tl.float32).to(out.dtype.element_ty), mask=in_value)
-    else:
-        groups = heads // REPEATS
-        at = mixed + token * mixed_stride
-        x = tl.load(at + head * VALUE_DIM + vs, mask=in_value, other=0.0).to(tl.float32)
-        key_at = at + heads * VALUE_DIM + (head // REPEATS) * KEY_DIM + ks
-        key = tl.load(key_at, mask=ks < KEY_DIM, other=0.0).to(tl.float32)
-        query = tl.load(key_at + groups * KEY_DIM, mask=ks < KEY_DIM, other=0.0).to(tl.float32)
-        step = tl.load(time_steps + token * time_steps_stride + head)
-        step = time_step_of(step, tl.load(dt_bias + head), least, most)
-        decay = tl.exp(-tl.exp(tl.load(a_log + head)) * step)
-        offs = head * (KEY_DIM * VALUE_DIM) + ks[:, None] * VALUE_DIM + vs[None, :]
-        mask = (ks[:, None] < KEY_DIM) & in_value[None, :]
-        state = tl.load(states + source * slot_stride + offs, mask=mask & (source >= 0), other=0.0) * decay
-        state = state + key[:, None] * (x * step)[None, :]
-        tl.store(states + target * slot_stride + offs, state, mask=mask)
-        if checkpoint >= 0:
-            tl.store(states + checkpoint * slot_stride + offs, state, mask=mask)
-        result = tl.sum(state * query[:, None], axis=0) + tl.load(d + head) * x
-        tl.store(place, result.to(out.dtype.element_ty), mask=in_value)
+    for number in range(tl.program_id(0), num_steps, tl.num_programs(0)):
+        line = steps + number * 4
+        token = tl.load(line).to(tl.int64)
+        source = tl.load(line + 1).to(tl.int64)
+        target = tl.load(line + 2).to(tl.int64)
+        checkpoint = tl.load(line + 3).to(tl.int64)
+        place = out + (token * heads + head) * VALUE_DIM + vs
+        if target == padding_slot:
+            tl.store(place, tl.zeros((BLOCK_V,), tl.float32).to(out.dtype.element_ty), mask=in_value & (token >= 0))
+        else:
+            groups = heads // REPEATS
+            at = mixed + token * mixed_stride
+            x = tl.load(at + head * VALUE_DIM + vs, mask=in_value, other=0.0).to(tl.float32)
+            key_at = at + heads * VALUE_DIM + (head // REPEATS) * KEY_DIM + ks
+            key = tl.load(key_at, mask=ks < KEY_DIM, other=0.0).to(tl.float32)
+            query = tl.load(key_at + groups * KEY_DIM, mask=ks < KEY_DIM, other=0.0).to(tl.float32)
+            step = tl.load(time_steps + token * time_steps_stride + head)
+            step = time_step_of(step, tl.load(dt_bias + head), least, most)
+            decay = tl.exp(-tl.exp(tl.load(a_log + head)) * step)
+            offs = head * (KEY_DIM * VALUE_DIM) + ks[:, None] * VALUE_DIM + vs[None, :]
+            mask = (ks[:, None] < KEY_DIM) & in_value[None, :]
+            state = tl.load(states + source * slot_stride + offs, mask=mask & (source >= 0), other=0.0) * decay
+            state = state + key[:, None] * (x * step)[None, :]
+            tl.store(states + target * slot_stride + offs, state, mask=mask)
+            if checkpoint >= 0:
+                tl.store(states + checkpoint * slot_stride + offs, state, mask=mask)
+            result = tl.sum(state * query[:, None], axis=0) + tl.load(d + head) * x
+            tl.store(place, result.to(out.dtype.element_ty), mask=in_value)
 
 
 def state_space_step(
@@ -92,7 +94,7 @@ def state_space_step(
     _, heads, key_dim, value_dim = states.shape
     groups = (mixed.shape[1] - heads * value_dim) // (2 * key_dim)
     block = min(next_power_of_2(value_dim), _MOST_VALUES)
-    _state_space_step[(len(tables.steps), heads, cdiv(value_dim, block))](
+    _state_space_step[(min(len(tables.steps), MOST_PROGRAMS), heads, cdiv(value_dim, block))](
         mixed,
         mixed.stride(0),
         time_steps,
@@ -104,6 +106,7 @@ def state_space_step(
         states,
         states.stride(0),
         tables.steps,
+        len(tables.steps),
         tables.padding_slot,
         out,
         heads,

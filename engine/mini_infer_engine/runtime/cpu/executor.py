@@ -268,6 +268,8 @@ class TorchExecutor:
             for row, its_tokens in zip(handle.rows, handle.made, strict=True):
                 if its_tokens:
                     self.last_tokens[row.slot] = its_tokens[-1]
+                    if self.pool.states is not None and len(its_tokens) < row.num_samples:
+                        self.pool.states.roll_back(row.slot, len(its_tokens))
         else:
             self.penalties.count(slots, tokens)
             self.last_tokens.index_copy_(0, inputs.sample_slots, tokens)

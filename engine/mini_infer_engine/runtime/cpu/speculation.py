@@ -48,6 +48,7 @@ class TorchSpeculation:
 
     def __init__(self, config: SpeculationConfig, worker: ModelWorker, pool: KVPool, num_slots: int) -> None:
         self._slots = [SlotProgress() for _ in range(num_slots)]
+        self._states = pool.states
         self.states = HiddenStates.of(None if worker.draft is None else worker.draft.model, pool)
         """The hidden states that the draft reads; None if it reads none."""
         self._draft: ReadingDraft | None = None
@@ -78,7 +79,10 @@ class TorchSpeculation:
             slot, drafts = self._slots[row.slot], guesses.get(place, [])
             if drafts:
                 chunk = as_chunk(row, slot.kv_length, [slot.last_token, *drafts], slot.output_index, len(drafts) + 1)
-                guessed.append((place, msgspec.structs.replace(chunk, known_token_ids=_tail(row, slot))))
+                chunk = msgspec.structs.replace(chunk, known_token_ids=_tail(row, slot))
+                if self._states is not None:
+                    chunk.checkpoints = self._states.draft_checkpoints(row.slot, len(drafts))
+                guessed.append((place, chunk))
             else:
                 plain.append((place, _true_row(row, slot)))
         prompts = list(enumerate(batch.rows))[batch.num_decodes :]

@@ -69,7 +69,8 @@ from mini_infer_engine.runtime.inputs.layer_progress import LayerCounters, Marke
 from mini_infer_engine.runtime.memory.hidden_pages import decode_index
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
-from mini_infer_engine.runtime.recurrent.triton_pass import TritonRecurrentPass, pass_tables
+from mini_infer_engine.runtime.recurrent.pass_tables import pass_tables
+from mini_infer_engine.runtime.recurrent.triton_pass import TritonRecurrentPass
 from mini_infer_engine.runtime.worker import ModelWorker
 
 log = logging.getLogger(__name__)
@@ -159,12 +160,11 @@ class CudaExecutor:
         policy, largest = self.kernels.policy, self.settings.max_num_seqs
         if self.settings.enforce_eager or not policy.uses(Mechanism.PREFILL_GRAPHS):
             return []
-        if self.pool.states is not None:
-            return []  # the chunks of a recurrence depend on where rows begin
         # The stages of a pipeline each compute a pass in one part, which hands on all of its tokens.
         separate = policy.uses(Mechanism.SEPARATE_DECODE_GRAPHS) and self.worker.link.size == 1
         launch_bound = separate and is_launch_bound(self.worker.weight_bytes)
-        buckets = prefill_buckets(self.settings.max_num_batched_tokens or 1 << 30, launch_bound=launch_bound)
+        most_tokens, is_recurrent = self.settings.max_num_batched_tokens or 1 << 30, self.pool.states is not None
+        buckets = prefill_buckets(most_tokens, launch_bound=launch_bound, is_recurrent=is_recurrent)
         return [
             (tokens, decodes_beside(tokens, largest, launch_bound=launch_bound))
             for tokens in buckets

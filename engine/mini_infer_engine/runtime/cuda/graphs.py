@@ -27,11 +27,14 @@ from mini_infer_engine.runtime.inputs.host_staging import PinnedStaging
 from mini_infer_engine.runtime.inputs.layer_progress import LayerCounters, MarkedAttention
 from mini_infer_engine.runtime.memory.hidden_pages import decode_index
 from mini_infer_engine.runtime.memory.state_pool import StatePool
-from mini_infer_engine.runtime.recurrent.triton_pass import TritonRecurrentPass, blank_steps, decode_tables
+from mini_infer_engine.runtime.recurrent.pass_tables import PaddedTables, blank_steps, decode_tables
+from mini_infer_engine.runtime.recurrent.triton_pass import TritonRecurrentPass
 
 _LAUNCH_BOUND_BYTES = 6_000_000_000
 _LAUNCH_BOUND_BUCKETS = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 2560, 3072, 3584, 4096)
 _BUCKETS = (32, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
+
+_RECURRENT_BUCKETS = (2560, 3072, 4096)
 
 
 def is_launch_bound(weight_bytes: int) -> bool:
@@ -41,11 +44,11 @@ def is_launch_bound(weight_bytes: int) -> bool:
     return weight_bytes < _LAUNCH_BOUND_BYTES
 
 
-def prefill_buckets(largest: int, *, launch_bound: bool) -> list[int]:
+def prefill_buckets(largest: int, *, launch_bound: bool, is_recurrent: bool = False) -> list[int]:
     """Returns the sizes of captured passes with prompts in tokens; above, the GPU takes longer than the host's
-    launches.
+    launches, of which recurrent layers have twice as many as others.
     """
-    buckets = _LAUNCH_BOUND_BUCKETS if launch_bound else _BUCKETS
+    buckets = _LAUNCH_BOUND_BUCKETS if launch_bound else (*_BUCKETS, *(_RECURRENT_BUCKETS if is_recurrent else ()))
     return [tokens for tokens in buckets if tokens <= largest]
 
 
@@ -208,6 +211,10 @@ class PrefillGraph:
         self._staging = PinnedStaging(self._packed)
         self._host_parts = [self._split(array) for array in self._staging.arrays]
         self._host_groups = [self._split_groups(parts) for parts in self._host_parts]
+        pool = parts.recurrent
+        self._recurrent: PaddedTables | None = None
+        if pool is not None:
+            self._recurrent = PaddedTables(tokens, samples, sequences, pool, parts.state.device)
         self.load([], [])
         self.graph = record(self._run, memory)
 
@@ -222,6 +229,8 @@ class PrefillGraph:
         """Computes the logits of each row's last token, decode rows first."""
         self._parts.receive(len(decodes) + sum(row.count for row in prefills), self.num_tokens)
         self.load(decodes, prefills)
+        if self._recurrent is not None:
+            self._recurrent.load([*decodes, *prefills])
         self.graph.replay()
 
     def _split(self, packed: np.ndarray) -> list[np.ndarray]:
@@ -309,8 +318,10 @@ class PrefillGraph:
             parts.leave(model(parts.ops, hidden, TritonAttentionPass(attend, attend, None, positions)))
             return
         logits_indices = sample_rows if parts.states is None else None
-        planned = TritonAttentionPass(attend, selected, logits_indices, positions)
-        residual = model(parts.ops, hidden, parts.reporting(planned))
+        planned = parts.reporting(TritonAttentionPass(attend, selected, logits_indices, positions))
+        if parts.recurrent is not None and self._recurrent is not None:
+            planned = TritonRecurrentPass(planned, parts.recurrent, self._recurrent.tables)
+        residual = model(parts.ops, hidden, planned)
         if parts.states is not None:
             parts.states.store(parts.ops, stored_at)
             residual = residual.select(sample_rows)

@@ -1,4 +1,5 @@
-"""Stores the recurrent state of sequences in slots: of those that run by their slot, then checkpoints. Knows addresses.
+"""Stores the recurrent state of sequences in slots: of those that run by their slot, then checkpoints of prefixes, then
+those before draft tokens. Knows addresses.
 
 All layers of a slot lie together so that a slot can be copied or sent in one piece, as a page can.
 """
@@ -20,8 +21,7 @@ class StatePool:
     def __init__(self, spec: StateSpec, slots: StateSlots, device: torch.device, num_host_states: int = 0) -> None:
         """Allocates the slots, and room for `num_host_states` of preempted sequences in main memory."""
         self.spec, self.slots = spec, slots
-        num_slots = slots.num_sequences + slots.num_checkpoints
-        sizes = (num_slots, spec.num_layers)
+        sizes = (slots.num_slots, spec.num_layers)
         self.convolutions = zeros((*sizes, spec.channels, spec.width), spec.dtype, device)
         """The last inputs of each convolution, the latest at the end: [slots, layers, channels, width]."""
         self.states = zeros((*sizes, *spec.state_shape), STATE_DTYPE, device)
@@ -40,6 +40,21 @@ class StatePool:
     def checkpoint_slot(self, checkpoint: int) -> int:
         """Returns the slot of a checkpoint."""
         return self.slots.num_sequences + checkpoint
+
+    def draft_checkpoints(self, slot: int, num_drafts: int) -> list[tuple[int, int]]:
+        """Returns pairs (tokens, checkpoint) for a row with so many draft tokens: one before each of them.
+
+        They are behind the checkpoints of prefixes, and each slot has its own.
+        """
+        first = self.slots.num_checkpoints + slot * self.slots.num_drafts
+        return [(place + 1, first + place) for place in range(num_drafts)]
+
+    def roll_back(self, slot: int, num_tokens: int) -> None:
+        """Brings the state after the first `num_tokens` of a row with draft tokens to its slot: the others are
+        rejected.
+        """
+        ((_, checkpoint),) = self.draft_checkpoints(slot, num_tokens)[-1:]
+        self._copy(self.checkpoint_slot(checkpoint), slot)
 
     def swap(self, transfers: Transfers) -> None:
         """Queues copies of states to main memory and from there."""

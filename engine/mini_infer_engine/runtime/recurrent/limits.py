@@ -15,17 +15,23 @@ def check_recurrent(settings: EngineSettings, config: ModelConfig, device_type: 
     """
     if config.recurrence is None:
         return
-    obstacle = _obstacle(settings, moves_kv=moves_kv) or _gpu_obstacle(config, device_type)
+    obstacle = _obstacle(settings, moves_kv=moves_kv) or _gpu_obstacle(settings, config, device_type)
     if obstacle is not None:
         raise ModelError(f"{config.architecture} has layers with a recurrent state: {obstacle}.")
 
 
-def _gpu_obstacle(config: ModelConfig, device_type: str) -> str | None:
+def _gpu_obstacle(settings: EngineSettings, config: ModelConfig, device_type: str) -> str | None:
     """Returns the option that recurrent layers do not support on GPUs, with the reason and the remedy, or None."""
     if device_type == "cpu":
         return None
-    if isinstance(config, SparseConfig) and not config.moe.is_gated:
-        return f"device = {device_type!r}: its experts have no gates, and no kernels for GPUs yet: set device = 'cpu'"
+    if speculation_of(settings) is not None:
+        return "speculative_method: on GPUs their state cannot go back behind rejected tokens yet: leave it out"
+    has_ungated = isinstance(config, SparseConfig) and not config.moe.is_gated
+    if has_ungated and settings.quantization is not None:
+        return (
+            f"quantization = {settings.quantization!r}: its experts have no gates, and no kernels for quantised "
+            "weights yet: leave it out"
+        )
     return None
 
 
@@ -33,8 +39,6 @@ def _obstacle(settings: EngineSettings, *, moves_kv: bool) -> str | None:
     """Returns the option that recurrent layers do not support, with the reason and the remedy, or None."""
     if settings.pipeline_parallel_size > 1:
         return "pipeline_parallel_size: stages cannot share them yet: leave it out"
-    if speculation_of(settings) is not None:
-        return "speculative_method: their state cannot go back behind rejected tokens yet: leave it out"
     if moves_kv:
         return "transfer_port: their state is not sent to other engines yet: leave it out"
     return None

@@ -1,19 +1,14 @@
 """Computes recurrent layers of a pass by our kernels, over the slots of a `StatePool`."""
 
-from collections.abc import Sequence
-
-import numpy as np
 import torch
 from torch import Tensor
 
-from mini_infer_engine.core.batch import Row
-from mini_infer_engine.device import to_device
 from mini_infer_engine.kernels.norm.gated_rms_norm import gated_rms_norm
 from mini_infer_engine.kernels.recurrence.causal_convolution import Epilogue, causal_convolution
 from mini_infer_engine.kernels.recurrence.chunk_outputs import gated_delta_outputs, state_space_outputs
 from mini_infer_engine.kernels.recurrence.chunk_states import chunk_states
 from mini_infer_engine.kernels.recurrence.gated_delta_step import gated_delta_step
-from mini_infer_engine.kernels.recurrence.pass_tables import CHUNK_SIZE, NO_SLOT, PassTables
+from mini_infer_engine.kernels.recurrence.pass_tables import PassTables
 from mini_infer_engine.kernels.recurrence.prepare_chunks import prepare_gated_delta, prepare_state_space
 from mini_infer_engine.kernels.recurrence.state_space_step import state_space_step
 from mini_infer_engine.layers.attention import AttentionBlock
@@ -23,7 +18,6 @@ from mini_infer_engine.layers.recurrent import RecurrentBlock
 from mini_infer_engine.layers.short_convolution import ShortConvolution
 from mini_infer_engine.ops.base import AttentionPass
 from mini_infer_engine.runtime.memory.state_pool import StatePool
-from mini_infer_engine.runtime.recurrent.pass_rows import source_slot
 
 
 class TritonRecurrentPass:
@@ -45,7 +39,7 @@ class TritonRecurrentPass:
         (qkv, gates), (strengths, decays) = block.split(projected)
         mixed, tables, spec = self._convolve(qkv, block, "silu"), self._tables, block.local
         states, norm = self._pool.states[:, block.layer], block.norm
-        out = torch.empty((len(qkv), spec.value_width), dtype=qkv.dtype, device=qkv.device)
+        out = tables.outputs(len(qkv), spec.value_width, qkv)
         weights = strengths, decays, block.A_log, block.dt_bias
         if len(tables.steps):
             gated_delta_step(mixed, gates, *weights, norm.weight, norm.eps, states, tables, out)
@@ -61,7 +55,7 @@ class TritonRecurrentPass:
         gates, mixed, time_steps = torch.split(projected, block.widths, dim=1)
         mixed, tables, spec = self._convolve(mixed, block, "silu"), self._tables, block.local
         states = self._pool.states[:, block.layer]
-        out = torch.empty((len(gates), spec.width), dtype=gates.dtype, device=gates.device)
+        out = tables.outputs(len(gates), spec.width, gates)
         limits = spec.time_step_limits
         if len(tables.steps):
             state_space_step(mixed, time_steps, block.A_log, block.D, block.dt_bias, limits, states, tables, out)
@@ -81,61 +75,3 @@ class TritonRecurrentPass:
     def _convolve(self, x: Tensor, block: RecurrentBlock, epilogue: Epilogue) -> Tensor:
         states = self._pool.convolutions[:, block.layer]
         return causal_convolution(x, block.conv1d.weight, block.conv1d.bias, states, self._tables, epilogue)
-
-
-def pass_tables(rows: Sequence[Row], pool: StatePool, device: torch.device) -> PassTables:
-    """Returns the tables of a pass, given its rows in the order of their tokens."""
-    steps: list[tuple[int, int, int, int]] = []
-    lines: list[tuple[int, ...]] = []
-    chunks: list[tuple[int, int, int, int]] = []
-    stores: list[tuple[int, int]] = []
-    begin = 0
-    for row in rows:
-        source = source_slot(row, pool)
-        source = NO_SLOT if source is None else source
-        places = [(count, pool.checkpoint_slot(checkpoint)) for count, checkpoint in row.checkpoints]
-        if row.count == 1:
-            steps.append((begin, source, row.slot, places[0][1] if places else NO_SLOT))
-        else:
-            first = len(chunks)
-            chunks += _chunks(begin, row.count, len(lines), dict(places))
-            first_store = len(stores)
-            stores += [*places, (row.count, row.slot)]
-            lines.append((begin, source, row.slot, first, len(chunks) - first, first_store, len(places) + 1, 0))
-        begin += row.count
-    tables = (_table(lines, 8, device), _table(chunks, 4, device), _table(stores, 2, device))
-    return PassTables(_table(steps, 4, device), *tables, pool.slots.num_sequences)
-
-
-def decode_tables(slots: Tensor, steps: Tensor, padding_slot: int) -> PassTables:
-    """Returns the tables of a pass of one token for each of these slots [rows] int32, whose states are there.
-
-    `steps` [rows, 4] is memory for the table, filled by `blank_steps`: it may be part of a CUDA graph.
-    """
-    steps[:, 1:3] = slots.unsqueeze(1)
-    none = steps[:0]
-    return PassTables(steps, none, none, none, padding_slot)
-
-
-def blank_steps(rows: int, device: torch.device) -> Tensor:
-    """Returns memory for the steps of `decode_tables`."""
-    steps = torch.full((rows, 4), NO_SLOT, dtype=torch.int32, device=device)
-    steps[:, 0] = torch.arange(rows, device=device)
-    return steps
-
-
-def _chunks(begin: int, count: int, row: int, copies: dict[int, int]) -> list[tuple[int, int, int, int]]:
-    """Cuts a row's tokens into chunks, which end at the places whose states are copied, too."""
-    chunks: list[tuple[int, int, int, int]] = []
-    done = 0
-    for end in [*sorted(copies), count]:
-        while done < end:
-            size = min(CHUNK_SIZE, end - done)
-            done += size
-            chunks.append((begin + done - size, size, row, copies.get(done, NO_SLOT)))
-    return chunks
-
-
-def _table(lines: Sequence[Sequence[int]], width: int, device: torch.device) -> Tensor:
-    """Returns lines of equally many numbers as int32 on the device."""
-    return to_device(np.array(lines, dtype=np.int32).reshape(-1, width), device)
