@@ -36,12 +36,17 @@ print_properties(module._decode_attention.made)
 
 @pytest.mark.parametrize("stored", ["", "int8"])
 @pytest.mark.parametrize(
-    ("head_dim", "dtype"), [(64, "bfloat16"), (80, "float32"), (96, "float32"), (128, "bfloat16"), (160, "bfloat16")]
+    ("head_dim", "dtype"),
+    [
+        *((64, "bfloat16"), (80, "float32"), (96, "float32"), (128, "bfloat16"), (160, "bfloat16")),
+        *((512, "bfloat16"), (512, "float32")),
+    ],
 )
 def test_heads_of_any_width_compile(head_dim: int, dtype: str, stored: str, tmp_path: Path) -> None:
     properties = properties_of(PROGRAM, head_dim, dtype, stored or dtype, cache=tmp_path)
     assert properties.registers <= 255
     assert properties.spilled_bytes == 0 or head_dim > 128 or dtype == "float32"
+    assert properties.shared_bytes <= 227 << 10
 
 
 HOPPER_PROGRAM = """

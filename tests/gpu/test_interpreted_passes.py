@@ -55,9 +55,12 @@ from tests.support.thread_group import StageAlone, StagesInTurn, TableInTurns, T
 from tests.support.tiny_models import (
     DEEPSEEK,
     DEEPSEEK_V3,
+    DEEPSEEK_V32,
     GATED_DELTA,
     GATED_MOE,
     GEMMA4,
+    GEMMA4_INPUTS,
+    GEMMA4_MOE,
     GLM_MOE,
     GPT_OSS,
     GREEDY,
@@ -93,6 +96,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "deepseek_v3": DEEPSEEK_V3,
     "gpt_oss": GPT_OSS,
     "gemma4_text": GEMMA4 | {"num_hidden_layers": 2, "layer_types": None},
+    "gemma4_text:moe": GEMMA4_MOE | {"num_hidden_layers": 2, "layer_types": None},
     "glm4": {"head_dim": 16},
     "glm4_moe": GLM_MOE,
     "minimax_m2": MINIMAX_M2,
@@ -154,6 +158,7 @@ def sampled_by(runner: ModelRunner, *rows: Row, num_decodes: int = 0) -> list[in
         ("gpt_oss", 4),
         ("gemma4_text", 0),
         ("gemma4_text", 4),
+        ("gemma4_text:moe", 4),
         ("glm4", 4),
         ("glm4_moe", 4),
         ("minimax_m2", 4),
@@ -162,7 +167,8 @@ def sampled_by(runner: ModelRunner, *rows: Row, num_decodes: int = 0) -> list[in
 def test_passes_equal_transformers(
     tmp_path: Path, interpreted: Callable[..., ModelRunner], architecture: str, decodes_beside: int
 ) -> None:
-    model = save_tiny_model(tmp_path, architecture, **({"num_hidden_layers": 2} | CHANGES.get(architecture, {})))
+    changes = {"num_hidden_layers": 2} | CHANGES.get(architecture, {})
+    model = save_tiny_model(tmp_path, architecture.partition(":")[0], **changes)
     runner = interpreted(decodes_beside=decodes_beside)
     assert isinstance(runner.executor, CudaExecutor)
     expected = reference_logits(model, TOKENS)
@@ -232,6 +238,27 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron-3": ("nemotron_h", NEMOTRON_MOE | {"head_dim": 16, "moe_latent_size": 20}),
     "lfm2": ("lfm2", LFM2),
 }
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [("deepseek_v32", DEEPSEEK_V32), ("gemma4_text", GEMMA4_INPUTS)],
+    ids=["sparse attention", "inputs of layers"],
+)
+def test_passes_without_graphs_equal_transformers(
+    tmp_path: Path, interpreted: Callable[..., ModelRunner], architecture: str, changes: dict[str, Any]
+) -> None:
+    """Of models that need `enforce_eager`."""
+    model = save_tiny_model(tmp_path, architecture, **changes)
+    runner = interpreted(enforce_eager=True)
+    expected = reference_logits(model, TOKENS)
+    dealer = PageDealer(runner)
+    actual = run_chunks(runner, TOKENS, dealer.table(40), [13, 1, 1, 25])
+    assert (actual - expected).abs().max() <= 3e-4
+    best, pages, run = expected.argmax(-1).tolist(), dealer.table(48), partial(sampled_by, runner)
+    assert run(prompt(3, 0, 20, pages)) == [best[19]]
+    assert run(prompt(3, 20, 10, pages)) == [best[29]]
+    assert run(Row(3, 30, 1, None, pages, GREEDY, output_index=1), num_decodes=1) == [best[30]]
 
 
 @pytest.mark.parametrize(

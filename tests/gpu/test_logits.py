@@ -19,7 +19,6 @@ from tests.gpu.runs import make_runner, make_settings
 from tests.support.tiny_models import (
     DEEPSEEK,
     DEEPSEEK_V3,
-    DEEPSEEK_V32,
     DEEPSEEK_YARN,
     GATED_MOE,
     GEMMA4,
@@ -107,7 +106,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         DEEPSEEK_YARN | {"hidden_size": 160, "num_attention_heads": 20, "num_key_value_heads": 20},
     ),
     "deepseek-v3": ("deepseek_v3", DEEPSEEK_V3 | {"hidden_size": 128}),
-    "deepseek-v3.2": ("deepseek_v32", DEEPSEEK_V32 | {"hidden_size": 128, "index_topk": 40}),
     "glm4-moe-lite": ("glm4_moe_lite", DEEPSEEK_V3 | {"hidden_size": 128, "n_group": 1, "topk_group": 1}),
     "dots1": ("dots1", GLM_MOE | {"head_dim": 64, "hidden_size": 128, "sliding_window": 24, "max_window_layers": 2}),
     "seed-oss": ("seed_oss", {"head_dim": 64}),

@@ -287,6 +287,13 @@ def test_cublas_and_smaller_tiles_are_used_when_shared_memory_is_small() -> None
     assert not on_l4.decode_config(1, 8).pdl
 
 
+@pytest.mark.parametrize(("head_dim", "dtype", "rows"), [(256, FP32, 32), (512, BF16, 32), (512, FP32, 16)])
+def test_prompts_have_smaller_tiles_when_heads_are_wide(head_dim: int, dtype: torch.dtype, rows: int) -> None:
+    config = ON_H200.prefill_config(PrefillShape(dtype, dtype, 4096, 1, 16, 2, head_dim, 128, None, 4096))
+    assert not isinstance(config, HopperPrefillConfig)
+    assert config.rows == config.keys == rows
+
+
 def test_portable_kernels_are_used_when_the_triton_version_differs() -> None:
     policy = policy_of(H200_OTHER_TRITON)
     assert isinstance(policy.small_m_config(1, 4608, 3584, BF16, tma_operands=True), SmallMConfig)

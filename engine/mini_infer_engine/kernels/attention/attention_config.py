@@ -66,6 +66,9 @@ _WIDE_SEQUENCES = 2
 _MOST_WIDE_BYTES = 512 << 20
 """The largest size of that scratch memory: 131,072 tokens of 8 KV heads with 128 elements each."""
 
+_MOST_ROW_BYTES = 1024
+"""Bytes of a head up to which prompts have tiles of 32 rows and more: heads of 512 in fp32 are wider."""
+
 MOST_CHECKED_SEQUENCES = 128
 """Sequences of a pass up to which check attention replaces three kernels: as many as may speculate at once.
 
@@ -261,6 +264,8 @@ def prefill_config(shape: PrefillShape, sm_count: int, shared_memory_bytes: int)
     is_short = shape.longest_key <= _SHORT_CONTEXT_TOKENS or fewer_tiles_than_sms
     first = 2 if shape.dtype == torch.float32 else 1 if is_short else 0
     row_bytes = next_power_of_2(shape.head_dim) * shape.dtype.itemsize
+    if row_bytes > _MOST_ROW_BYTES:
+        return configs[-1]
     for config in configs[first:-1]:
         tile_rows = config.rows + 2 * (config.stages - 1) * config.keys  # queries', keys', values'
         if tile_rows * row_bytes <= shared_memory_bytes:

@@ -32,6 +32,10 @@ _MERGE_VALUES = 4096
 """Accumulator values of the splits in one round; twice as many take registers that the main loop needs."""
 _VALUES_PER_THREAD = 64
 """Accumulator values that a thread loads at a time if splits are many: it keeps twice as many while it adds."""
+_MOST_BLOCK_BYTES = 64 << 10
+"""Bytes of a block of keys, which fits in shared memory beside its values in two stages. Splits consist of whole blocks
+of the plan, which are multiples of smaller ones.
+"""
 
 
 @triton.jit
@@ -425,7 +429,7 @@ def decode_attention(
         DIM_BLOCK=dim_block,
         KV_HEADS=kv_heads,
         PAGE_SIZE=page_size,
-        BLOCK=plan.config.block_tokens,
+        BLOCK=min(plan.config.block_tokens, _MOST_BLOCK_BYTES // (dim_block * pool.itemsize)),
         NORM=rotation.q_norm is not None,
         WINDOWED=plan.sliding_window is not None or not quantized,
         SOFTCAP=softcap is not None,

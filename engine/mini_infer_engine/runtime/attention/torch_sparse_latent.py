@@ -142,7 +142,7 @@ class _Prefill:
             pages = -(-self.end // pool.spec.page_size)
             self.gather_rows = pool.gather_rows(inputs.page_tables[0, row, :pages])
         self.chosen: list[Tensor] = []
-        """What each block of queries reads, [queries, top_k]."""
+        """The tokens that each block of queries reads, [queries, top_k]."""
 
     def attend(self, q: Tensor, entries: Tensor, index: _IndexQueries | None, layer: SparseLatentAttention) -> Tensor:
         spec = layer.spec

@@ -178,6 +178,7 @@ class KVPool:
 
     def _gathered(self, rows: Tensor) -> Tensor:
         """Returns half pages in scratch memory: page faults of fresh memory would cost a CPU more than the copy."""
-        if self._scratch.shape[0] < rows.shape[0]:
-            self._scratch = self.half_pages.new_empty(rows.shape[0] * 5 // 4, self.half_pages.shape[1])
-        return torch.index_select(self.half_pages, 0, rows, out=self._scratch[: rows.shape[0]])
+        scratch = self._scratch  # threads that compile kernels may replace it meanwhile
+        if scratch.shape[0] < rows.shape[0]:
+            scratch = self._scratch = self.half_pages.new_empty(rows.shape[0] * 5 // 4, self.half_pages.shape[1])
+        return torch.index_select(self.half_pages, 0, rows, out=scratch[: rows.shape[0]])
