@@ -107,5 +107,5 @@ def test_quantised_experts_are_refused_by_name_when_nothing_reads_them(variant: 
     architecture, changes = VARIANTS[variant]
     save_tiny_model(tmp_path, architecture, **changes)
     quantize_to_fp8(tmp_path, "fp8-block")
-    with pytest.raises(ModelError, match=r"fp8 by block of the experts of model\.layers"):
+    with pytest.raises(ModelError, match="experts"):
         tiny_runner(tmp_path)

@@ -120,7 +120,7 @@ def test_every_draft_token_is_accepted_when_the_head_is_exact(tmp_path: Path) ->
         (True, {"transformer_layer_config": None}, "transformer_layer_config = None"),
         (True, {"target_hidden_size": 96}, "target_hidden_size = 96.* 64 "),
         (True, {"draft_vocab_size": 200}, "draft_vocab_size = 200.* 199 "),
-        (True, {"eagle_aux_hidden_state_layer_ids": [4, 2]}, r"eagle_aux_hidden_state_layer_ids = \[4, 2\].* 1 to 6"),
+        (True, {"eagle_aux_hidden_state_layer_ids": [4, 2]}, "eagle_aux_hidden_state_layer_ids"),
         (True, {"eagle_aux_hidden_state_layer_ids": [2, 4, 7]}, "eagle_aux_hidden_state_layer_ids"),
         (False, {"hidden_size": 96}, "hidden_size = 96.* 64 "),
         (False, {"vocab_size": 211}, "vocab_size = 211.* 199 "),
