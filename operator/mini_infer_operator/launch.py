@@ -20,6 +20,8 @@ from mini_infer_operator.resource import (
 
 REVISION_DIGITS = 10
 DEFAULT_GRACE_S = 300
+CACHE_FOLDER = "mini-infer"
+"""The folder of a cache's volume that has the models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,8 @@ class ModelSource:
     hub_id: str | None = None
     """organisation/name, with `hub_revision` (branch, tag or commit)."""
     hub_revision: str | None = None
+    copied_from: str | None = None
+    """The URI from which a Job copies the model onto `claim`; None if it is where it is."""
 
     @property
     def mounted_path(self) -> str | None:
@@ -71,8 +75,15 @@ class Launch:
         return self.parallelism.nodes or 1
 
 
-def model_source(uri: str) -> ModelSource:
-    """Parses `spec.model.uri`; the rules have already checked its form."""
+def cached_folder(uri: str) -> str:
+    """Returns the folder of a model on the volume of a cache: one for each URI, whatever service names it."""
+    return f"{CACHE_FOLDER}/{hashlib.sha256(uri.encode()).hexdigest()[:16]}"
+
+
+def model_source(uri: str, cache_claim: str | None = None) -> ModelSource:
+    """Parses `spec.model.uri`; the rules have already checked its form. `cache_claim` is the claim of its cache."""
+    if cache_claim is not None:
+        return ModelSource(claim=cache_claim, claim_path=cached_folder(uri), copied_from=uri)
     if uri == DEMO_MODEL:
         return ModelSource(demo=True)
     scheme, _, rest = uri.partition("://")
@@ -177,11 +188,11 @@ def grace_s(launch: Launch) -> float:
 
 def launch_of(service: InferenceService, role: str, default_image: str) -> Launch:
     """Returns the start of the engines of `role`."""
-    spec = service.roles[role]
+    spec, cache = service.roles[role], service.spec.model.cache
     return Launch(
         image=service.spec.image or default_image,
         model_name=service.model_name,
-        source=model_source(service.spec.model.uri),
+        source=model_source(service.spec.model.uri, cache.claim if cache is not None else None),
         arguments=engine_arguments(spec.engine or EngineSpec()),
         token_secret=service.spec.model.token_secret,
         resources=resources_of(spec),

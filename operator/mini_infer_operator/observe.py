@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from mini_infer_operator.resource import ModelCacheStatus
+
 
 @dataclass(frozen=True, slots=True)
 class ObservedEngine:
@@ -86,3 +88,5 @@ class Observed:
     """
     model_impl: str | None = None
     """The code by which the newest ready engine computes the model; None if none reports it."""
+    model_cache: ModelCacheStatus | None = None
+    """The copy of the model on its volume; None if the spec asks for none."""

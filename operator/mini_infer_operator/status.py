@@ -59,6 +59,7 @@ def service_status(
         conditions=_conditions(verdicts, service.metadata.generation, previous, now),
         model=_name_for_clients(service, observed.claimants),
         model_impl=observed.model_impl or previous.get("modelImpl"),
+        model_cache=observed.model_cache,
         revision=launched[0].revision if launched else None,
         replicas=look.existing,
         ready_replicas=look.ready,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mini_infer_operator.images import EngineImages
+from mini_infer_operator.objects.model_cache import model_cache_job
 from mini_infer_operator.objects.render import render
 from mini_infer_operator.observe import Observed
 from mini_infer_operator.parse import InvalidServiceError, parse_service, read_file
@@ -31,6 +32,9 @@ def show_plan(path: Path, form: str, images: EngineImages) -> int:
             print(f"mini-infer plan: {service.metadata.name}: by default {refusal.message}", file=sys.stderr)
         plan = make_plan(service, Observed(default_image=images.default_for(service)), datetime.now(UTC))
         manifests += render(service, plan, {}, None)
+        launches = [workload.launch for workload in plan.workloads if workload.launch is not None]
+        job = model_cache_job(service, launches[0], None, ())
+        manifests += [job] if job is not None else []
         for workload in plan.workloads:
             assert workload.launch is not None
             print(

@@ -10,6 +10,7 @@ from mini_infer_operator.controller.queue import WorkQueue
 from mini_infer_operator.objects.api import KubernetesApi
 from mini_infer_operator.objects.backend import ClusterBackend
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
+from mini_infer_operator.objects.copied_bytes import CopiedBytes
 from mini_infer_operator.objects.events import EventRecorder
 from mini_infer_operator.objects.model_implementations import ModelImplementations
 from mini_infer_operator.objects.peer_secrets import PeerSecrets
@@ -34,6 +35,7 @@ class Controller:
         running: RunningRequests,
         peers: PeerSecrets,
         implementations: ModelImplementations,
+        copied: CopiedBytes,
     ) -> None:
         self._cache = cache
         self._metrics = metrics
@@ -45,7 +47,7 @@ class Controller:
         self._implementations = implementations
 
         def backend(key: ServiceKey) -> ClusterBackend:
-            shared = (self._throttle, running, self._names, peers, implementations)
+            shared = (self._throttle, running, self._names, peers, implementations, copied)
             return ClusterBackend(api, cache, settings, key[0], key[1], events, *shared)
 
         self._passes = FailedPasses[ServiceKey](backend)

@@ -270,6 +270,11 @@ def observed_processes(
 def refuse_elsewhere(service: InferenceService) -> None:
     """Raises InvalidServiceError for features that only a cluster has, and if a model folder does not exist."""
     uri = service.spec.model.uri
+    if service.spec.model.cache is not None:
+        raise InvalidServiceError(
+            f"spec.model.cache: {uri} is copied by a Job of a cluster: for `mini-infer up` run `mini-infer fetch` and "
+            "write file:///path/of/the/folder"
+        )
     if uri.startswith("pvc://"):
         raise InvalidServiceError(
             f"spec.model.uri: {uri} is a volume of a cluster: for `mini-infer up` write file:///path/of/the/folder"

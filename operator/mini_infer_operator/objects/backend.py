@@ -9,12 +9,22 @@ from mini_infer_contract.launch import HTTP_PORT
 from mini_infer_operator.images import gpus_of_one_engine
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
+from mini_infer_operator.objects.copied_bytes import CopiedBytes
 from mini_infer_operator.objects.drift import SOMEBODY, Drift, additions, changes
 from mini_infer_operator.objects.engine_answers import pod_url
 from mini_infer_operator.objects.events import EventRecorder
 from mini_infer_operator.objects.history import pinned_spec, retained_revisions, spec_of, with_history
 from mini_infer_operator.objects.image_volumes import image_volume_remedy
 from mini_infer_operator.objects.kinds import CHILD_KINDS
+from mini_infer_operator.objects.model_cache import (
+    LOOK_AGAIN_S,
+    is_complete,
+    model_cache_failure,
+    model_cache_job,
+    model_cache_job_name,
+    model_cache_status,
+    models_in_use,
+)
 from mini_infer_operator.objects.model_implementations import ModelImplementations
 from mini_infer_operator.objects.names import engines_service_name
 from mini_infer_operator.objects.observed_objects import frozen_templates, is_applied, observed_of, running_images
@@ -52,6 +62,8 @@ Object = dict[str, Any]
 _DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 _FORMER_STATUS_FIELDS = {"operator", "challenger"}
 """Fields that earlier operators wrote; a CRD that was not upgraded still stores them."""
+_NEVER_CHANGED = {"Job"}
+"""Kinds whose objects are created and deleted, and never written again: their pod templates are immutable."""
 _APPLIED_TO_CREATE = {"ControllerRevision"}
 """Kinds that are created by server-side apply. A POST stores a ControllerRevision's `data` with its keys in their
 order; every later apply sorts them, and is then refused as a change of an immutable field. Other kinds are created by
@@ -75,6 +87,7 @@ class ClusterBackend:
         names: ModelNames | None = None,
         peers: PeerSecrets | None = None,
         implementations: ModelImplementations | None = None,
+        copied: CopiedBytes | None = None,
     ) -> None:
         """`throttle` None: a new default image rolls out at once. `names` None: no other service claims a name."""
         self._peers = peers or PeerSecrets(api, settings.identity)
@@ -87,6 +100,7 @@ class ClusterBackend:
         self._throttle = throttle
         self._running = running
         self._implementations = implementations
+        self._copied = copied
         self._names = names or ModelNames()
         self._children: dict[str, dict[str, Object]] = {}  # kind -> name -> object, filled by observe
         self._pods: list[Object] = []  # as well
@@ -114,7 +128,21 @@ class ClusterBackend:
         min_ready = times_of(service).min_ready
         observed = observed_of(workloads, self._pods, image, running, min_ready=min_ready, now=datetime.now(UTC))
         implementation = self._model_implementation()
-        return replace(observed, claimants=claimants, look_again_s=look_again_s, model_impl=implementation)
+        seen = replace(observed, claimants=claimants, look_again_s=look_again_s, model_impl=implementation)
+        return await self._with_model_cache(service, seen)
+
+    async def _with_model_cache(self, service: InferenceService, observed: Observed) -> Observed:
+        """Adds how far the copy of the model is, if the spec asks for one."""
+        if service.spec.model.cache is None:
+            return observed
+        name = model_cache_job_name(service)
+        job = self._children["Job"].get(name)
+        goes_on = job is not None and not is_complete(job) and model_cache_failure(job) is None
+        progress = await self._copied.query(self._namespace, name) if self._copied is not None and goes_on else None
+        stored = self._cache.get(KIND, self._namespace, self._name) or {}
+        status = model_cache_status(service, job, progress, stored.get("status") or {})
+        look_again_s = min(observed.look_again_s, LOOK_AGAIN_S) if goes_on else observed.look_again_s
+        return replace(observed, model_cache=status, look_again_s=look_again_s)
 
     def _model_implementation(self) -> str | None:
         """Returns the code by which the newest ready engine computes, or None if none reports it."""
@@ -140,6 +168,7 @@ class ClusterBackend:
         if failure is not None:
             return failure
         manifests = render(service, plan, frozen, settings.engine_image_pull_policy, settings.engine_peers)
+        manifests += self._model_cache_job(service, plan)
         current = next((workload.revision for workload in plan.workloads if workload.launch is not None), None)
         spec = service.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
         manifests = with_history(manifests, revisions, current, spec)
@@ -154,6 +183,9 @@ class ClusterBackend:
             failure = await self._write(service, manifest)
             if failure is not None:
                 return failure
+        job = self._children["Job"].get(model_cache_job_name(service))
+        if job is not None and (failure := model_cache_failure(job)) is not None:
+            return failure
         kept = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}
         kept |= {("ControllerRevision", name) for name in retained_revisions(revisions, service.metadata.uid)}
         for kind in reversed(CHILD_KINDS):
@@ -163,6 +195,26 @@ class ClusterBackend:
                     await self._api.delete(kind.name, child)
                     self._cache.drop(kind.name, self._namespace, name)
         return None
+
+    def _model_cache_job(self, service: InferenceService, plan: Plan) -> list[Object]:
+        """Returns the Job that copies the model, or [] if the spec asks for no cache."""
+        cache = service.spec.model.cache
+        launch = next((workload.launch for workload in plan.workloads if workload.launch is not None), None)
+        if cache is None or launch is None:
+            return []
+        if (made := self._children["Job"].get(model_cache_job_name(service))) is not None:
+            return [{"kind": "Job", "metadata": made["metadata"]}]
+        keys = [key for key in self._cache.keys(KIND) if key[0] == self._namespace]
+        specs = [stored["spec"] for key in keys if (stored := self._cache.get(KIND, *key)) is not None]
+        workloads = [
+            workload
+            for key in keys
+            for kind in ("Deployment", "LeaderWorkerSet")
+            for workload in self._cache.of_service(kind, *key)
+        ]
+        kept = models_in_use(specs, workloads, cache.claim)
+        job = model_cache_job(service, launch, self._settings.engine_image_pull_policy, kept)
+        return [job] if job is not None else []
 
     def url(self, service: InferenceService) -> str:
         """Returns the gateway's URL if the operator's settings name one, or else that of the engines' Service."""
@@ -291,6 +343,8 @@ class ClusterBackend:
                     Reason.NAME_TAKEN,
                     f"{kind} {name} exists and does not belong to this service: delete it, or rename the service",
                 )
+            if kind in _NEVER_CHANGED:
+                return None
             if live is None or not is_applied(live, manifest):
                 cached = self._children[kind].get(name)
                 drifts = changes(cached, manifest) if cached is not None and "spec" in manifest else []

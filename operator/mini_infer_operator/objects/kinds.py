@@ -48,6 +48,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("Service", "", "v1", "services", _OWNED, child=True),
     Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets", _OWNED, child=True),
     Kind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies", _OWNED, child=True),
+    Kind("Job", "batch", "v1", "jobs", ("get", "list", "watch", "create", "delete"), child=True),  # never changed
     Kind("ControllerRevision", "apps", "v1", "controllerrevisions", _OWNED, child=True),
     Kind("Deployment", "apps", "v1", "deployments", _OWNED, child=True),
     Kind("LeaderWorkerSet", "leaderworkerset.x-k8s.io", "v1", "leaderworkersets", _OWNED, optional=True, child=True),

@@ -35,6 +35,8 @@ def identity_labels(live: Object) -> Mapping[str, Any]:
     pods: changing these would recreate the pods.
     """
     selector = live.get("spec", {}).get("selector") or {}
+    if "batch.kubernetes.io/controller-uid" in selector.get("matchLabels", {}):  # of a Job, which has chosen it itself
+        return dict(live["metadata"].get("labels", {}))
     if "matchLabels" in selector:
         return dict(selector["matchLabels"])
     if LABEL_SERVICE in selector:  # of a Service

@@ -115,9 +115,11 @@ def _pod_spec(
         "topologySpreadConstraints": [_spread_over_nodes(labels)],
     }
     if gpu_resources(launch.resources):
-        overrides["tolerations"] = _tolerating_gpus(overrides.get("tolerations", []))
-    if "initContainers" in overrides:
-        overrides["initContainers"] = [_hardened(container) for container in overrides["initContainers"]]
+        overrides["tolerations"] = tolerating_gpus(overrides.get("tolerations", []))
+    waiting = [_model_wait(launch, pull_policy)] if launch.source.copied_from is not None else []
+    if waiting or "initContainers" in overrides:
+        users = [_hardened(container) for container in overrides.get("initContainers", [])]
+        overrides["initContainers"] = waiting + users
     security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     return {
         **ours,
@@ -125,6 +127,25 @@ def _pod_spec(
         "securityContext": {**security, **overrides.get("securityContext", {})},
         "volumes": volumes + overrides.get("volumes", []),
         "containers": [_container(launch, pull_policy, is_worker=is_worker)],
+    }
+
+
+def _model_wait(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
+    """Returns the container that ends once the model is on its volume: the Job that copies it may take longer."""
+    return {
+        "name": MODEL_VOLUME,
+        "image": launch.image,
+        "command": ["mini-infer", "fetch"],
+        "args": ["--await", f"{MODEL_MOUNT}/{launch.source.claim_path}"],
+        "env": [{"name": "HOME", "value": "/tmp"}],
+        "volumeMounts": [
+            {"name": SCRATCH_VOLUME, "mountPath": "/tmp"},
+            {"name": MODEL_VOLUME, "mountPath": MODEL_MOUNT, "readOnly": True},
+        ],
+        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
+        "securityContext": {**unprivileged(), "readOnlyRootFilesystem": True},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        **({"imagePullPolicy": pull_policy} if pull_policy else {}),
     }
 
 
@@ -137,7 +158,7 @@ def _container(launch: Launch, pull_policy: str | None, *, is_worker: bool) -> d
         mounts.append({"name": MODEL_VOLUME, "mountPath": MODEL_MOUNT, "readOnly": True})
     if _needs_shared_memory(launch):
         mounts.append({"name": SHARED_MEMORY_VOLUME, "mountPath": SHARED_MEMORY})
-    security = {**_unprivileged(), "readOnlyRootFilesystem": True}
+    security = {**unprivileged(), "readOnlyRootFilesystem": True}
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": launch.image,
@@ -217,7 +238,8 @@ def _with_default_requests(resources: dict[str, Any]) -> dict[str, Any]:
     return {**resources, "requests": {**missing, **requests}} if missing or requests else resources
 
 
-def _tolerating_gpus(tolerations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def tolerating_gpus(tolerations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the tolerations with that of the taint of GPU nodes, unless the user has one for it."""
     tolerates_gpu = any(item.get("key") == GPU_TOLERATION["key"] for item in tolerations)
     return tolerations if tolerates_gpu else [*tolerations, GPU_TOLERATION]
 
@@ -230,13 +252,14 @@ def _needs_shared_memory(launch: Launch) -> bool:
     return bool(exchanges) and all(mount.mount_path != SHARED_MEMORY for mount in mounts)
 
 
-def _unprivileged() -> dict[str, Any]:
+def unprivileged() -> dict[str, Any]:
+    """Returns the part of a container's security context that takes its rights away."""
     return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
 def _hardened(container: dict[str, Any]) -> dict[str, Any]:
     """Gives a sidecar container fewer rights than Kubernetes' default, unless the user sets them."""
-    return {**container, "securityContext": {**_unprivileged(), **container.get("securityContext", {})}}
+    return {**container, "securityContext": {**unprivileged(), **container.get("securityContext", {})}}
 
 
 def _environment(launch: Launch, users: Sequence[EnvironmentVariable]) -> list[dict[str, Any]]:

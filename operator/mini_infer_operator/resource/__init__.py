@@ -42,6 +42,7 @@ from mini_infer_operator.resource.service import InferenceService, Metadata
 from mini_infer_operator.resource.spec import (
     EngineSpec,
     InferenceServiceSpec,
+    ModelCache,
     ModelSpec,
     PodTemplate,
     ResourceRequirements,
@@ -52,7 +53,14 @@ from mini_infer_operator.resource.spec import (
     TemplateMetadata,
     TemplateSpec,
 )
-from mini_infer_operator.resource.status import REASONS, Condition, InferenceServiceStatus, Reason, RoleStatus
+from mini_infer_operator.resource.status import (
+    REASONS,
+    Condition,
+    InferenceServiceStatus,
+    ModelCacheStatus,
+    Reason,
+    RoleStatus,
+)
 
 __all__ = [
     "ANNOTATION_DRAINING_SINCE",
@@ -91,6 +99,8 @@ __all__ = [
     "InferenceServiceStatus",
     "KubernetesType",
     "Metadata",
+    "ModelCache",
+    "ModelCacheStatus",
     "ModelSpec",
     "Parallelism",
     "PodTemplate",

@@ -44,7 +44,8 @@ IMAGE_PATTERN = rf"^{_IMAGE}$"
 MODEL_URI_PATTERN = (
     r"^(demo|file:///.+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?"
     r"|hf://[A-Za-z0-9][-\w.]*/[A-Za-z0-9][-\w.]*(@[-\w./]+)?"
-    rf"|oci://{_IMAGE}(#[^/#][^#]*)?)$"
+    rf"|oci://{_IMAGE}(#[^/#][^#]*)?"
+    r"|https?://[^\s/?#]+(/[^\s?#]*)?)$"
 )
 MODEL_NAME_PATTERN = r"^[A-Za-z0-9]([-\w.:/]*[A-Za-z0-9])?$"
 LEAST_KV_CACHE = "1Mi"
@@ -62,6 +63,15 @@ class SecretKey(ApiModel):
     """A key inside it."""
 
 
+class ModelCache(ApiModel):
+    """A volume onto which the model is copied once, and from which all engines read it."""
+
+    claim: ObjectName
+    """A PersistentVolumeClaim of the service's namespace; ReadWriteMany if engines run on several nodes. Models are in
+    folders of their own under `mini-infer/`.
+    """
+
+
 class ModelSpec(ApiModel):
     """The weights to serve, and the name under which to serve them."""
 
@@ -70,7 +80,7 @@ class ModelSpec(ApiModel):
             f"self.uri.matches(r'{MODEL_URI_PATTERN}') && !self.uri.contains('/../') && !self.uri.endsWith('/..') && "
             "!self.uri.contains('#../') && !self.uri.endsWith('#..')",
             "uri must be demo, file:///absolute/path, pvc://claim/path or hf://organisation/name[@revision], or "
-            "oci://registry/image:tag[#folder], without '..'",
+            "oci://registry/image:tag[#folder], or http(s)://host/path with cache, without '..'",
             lambda m: (
                 re.match(MODEL_URI_PATTERN, m.uri, re.ASCII) is not None
                 and not any(part in m.uri for part in ("/../", "#../"))
@@ -88,17 +98,36 @@ class ModelSpec(ApiModel):
             "tokenSecret is used for hf:// models only: remove it, or write uri: hf://organisation/name",
             lambda m: m.token_secret is None or m.uri.startswith("hf://"),
         ),
+        Rule(
+            "has(self.cache) || !self.uri.matches('^https?://')",
+            "http:// and https:// models are copied onto a volume first: write cache: {claim: NAME}",
+            lambda m: m.cache is not None or not m.uri.startswith(("http://", "https://")),
+        ),
+        Rule(
+            "!has(self.cache) || self.uri.matches('^(https?|pvc)://')",
+            "cache is filled from http://, https:// and pvc:// models: leave it out, or write such a uri",
+            lambda m: m.cache is None or m.uri.startswith(("http://", "https://", "pvc://")),
+        ),
+        Rule(
+            "!has(self.cache) || (self.uri != 'pvc://' + self.cache.claim && "
+            "!self.uri.startsWith('pvc://' + self.cache.claim + '/'))",
+            "cache.claim is the claim that uri names: leave cache out, or name another claim",
+            lambda m: m.cache is None or m.uri.removeprefix("pvc://").partition("/")[0] != m.cache.claim,
+        ),
     )
     uri: str = Field(min_length=1, max_length=1024)
     """The location of the weights: `demo` (ships with the engine), `file:///path` (a folder where the engine runs: in
     its image, on a volume of the template, or on this machine with `mini-infer up`), `pvc://claim/path` (mounted
-    read-only), `hf://organisation/name[@revision]` or `oci://registry/image:tag[#folder]` (an image volume: pulled once
-    by each node, mounted read-only; Kubernetes 1.33 or newer with the feature ImageVolume).
+    read-only), `hf://organisation/name[@revision]`, `oci://registry/image:tag[#folder]` (an image volume: pulled once
+    by each node, mounted read-only; Kubernetes 1.33 or newer with the feature ImageVolume) or `http(s)://host/path`
+    (with `cache`).
     """
     name: str | None = Field(default=None, min_length=1, max_length=128)
     """The name that clients write as `model`; metadata.name if left out."""
     token_secret: SecretKey | None = None
     """The Secret key with the token for a gated hf:// model."""
+    cache: ModelCache | None = None
+    """The volume onto which an http(s):// or pvc:// model is copied once, by a Job, before engines start."""
 
 
 def _is_extended(resource: str) -> bool:

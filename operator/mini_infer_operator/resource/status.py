@@ -38,6 +38,8 @@ class Reason:
     """The template uses rights, or credentials of the namespace, that the operator does not allow pods."""
     NO_LEADER_WORKER_SET = "NoLeaderWorkerSet"
     """Engines are to span several nodes, but the cluster does not serve the kind that runs such groups."""
+    MODEL_CACHE_FAILED = "ModelCacheFailed"
+    """The Job that copies the model onto its volume failed again and again."""
     NAME_TAKEN = "NameTaken"
     """A child's name belongs to an object that this service does not own."""
     API_ERROR = "ApiError"
@@ -99,6 +101,21 @@ class RoleStatus(ApiModel):
     """GPUs of one engine, over all its pods."""
 
 
+class ModelCacheStatus(ApiModel):
+    """The copy of the model on its volume."""
+
+    claim: str
+    """The PersistentVolumeClaim that has the copy."""
+    state: Literal["Waiting", "Copying", "Ready", "Failed"]
+    """Waiting: the Job has not begun. Copying. Ready: copied and verified. Failed: the Job's log says why."""
+    copied_bytes: int | None = Field(default=None, ge=0)
+    """Bytes that are on the volume."""
+    total_bytes: int | None = Field(default=None, ge=0)
+    """Bytes of the whole model, if its source says so."""
+    percent: int | None = Field(default=None, ge=0, le=100)
+    """The share of the bytes that is on the volume."""
+
+
 class InferenceServiceStatus(ApiModel):
     """The state that the operator last observed."""
 
@@ -113,6 +130,8 @@ class InferenceServiceStatus(ApiModel):
     """The name that clients write as `model`: the served name, or namespace/name if another service owns that name."""
     model_impl: str | None = Field(default=None, max_length=32)
     """The code that computes the model: native or transformers."""
+    model_cache: ModelCacheStatus | None = None
+    """The copy of the model on its volume, if the spec asks for one."""
     revision: str | None = None
     """The revision that the spec asks for."""
     replicas: int = Field(default=0, ge=0)

@@ -278,6 +278,10 @@ def test_up_names_the_port_when_it_is_in_use(up: Up) -> None:
     ("change", "message"),
     [
         ({"spec": {"model": {"uri": "pvc://claim"}}}, "spec.model.uri: pvc://claim is a volume of a cluster"),
+        (
+            {"spec": {"model": {"uri": "pvc://a/b", "cache": {"claim": "c"}}}},
+            "spec.model.cache: pvc://a/b is copied by",
+        ),
         ({"spec": {"model": {"uri": "oci://a/b:1"}}}, "spec.model.uri: oci://a/b:1 is an image"),
         ({"spec": {"model": {"uri": "file:///not/here"}}}, "spec.model.uri: there is no folder /not/here"),
         ({"spec": {"unified": None}}, "spec: no role is given"),

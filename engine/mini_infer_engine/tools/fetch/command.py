@@ -4,11 +4,15 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from mini_infer_engine.tools.fetch.fill import Progress, fill, verify
 from mini_infer_engine.tools.fetch.manifest import FetchError, Manifest
+from mini_infer_engine.tools.fetch.neighbours import prune_neighbours
+from mini_infer_engine.tools.fetch.progress_server import ProgressServer
 from mini_infer_engine.tools.fetch.sources import source_of
+from mini_infer_engine.tools.fetch.wait import wait_until_complete
 from mini_infer_process.logs import show_crashes
 
 _REPORT_EVERY_S = 5.0
@@ -33,6 +37,20 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("source", nargs="?", metavar="SOURCE", help="folder, or http(s):// address of one")
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder to fill")
     parser.add_argument("--verify", action="store_true", help="hash the files of FOLDER and compare; copy nothing")
+    parser.add_argument(
+        "--await", dest="awaits", action="store_true", help="wait until another process has filled FOLDER; copy nothing"
+    )
+    parser.add_argument(
+        "--progress-port", type=int, metavar="PORT", help="answer GET /progress with the bytes that are there"
+    )
+    parser.add_argument(
+        "--prune",
+        action="store_true",
+        help="first delete the folders of models beside FOLDER that no --keep names, as the operator does",
+    )
+    parser.add_argument(
+        "--keep", action="append", default=[], metavar="NAME", help="a folder beside FOLDER that --prune leaves"
+    )
     return parser
 
 
@@ -41,11 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show_crashes()
     parser = build_parser()
     options = parser.parse_args(arguments)
-    if options.verify == (options.source is not None):
-        parser.error("write SOURCE and FOLDER, or --verify and FOLDER")
-    progress = printing(time.monotonic)
+    if (options.source is not None) + options.verify + options.awaits != 1:
+        parser.error("write SOURCE and FOLDER, --verify and FOLDER, or --await and FOLDER")
     try:
-        manifest = _run(options.source, options.folder, progress)
+        manifest = _run(options)
     except FetchError as error:
         print(f"mini-infer fetch: {error}", file=sys.stderr)
         return 1
@@ -70,10 +87,23 @@ def printing(clock: Callable[[], float]) -> Progress:
     return progress
 
 
-def _run(source: str | None, folder: Path, progress: Progress) -> Manifest:
-    if source is None:
-        return verify(folder, progress)
-    return fill(folder, source, source_of(source), progress)
+def _run(options: argparse.Namespace) -> Manifest:
+    prints = printing(time.monotonic)
+    if options.verify:
+        return verify(options.folder, prints)
+    if options.awaits:
+        return wait_until_complete(options.folder, time.sleep)
+    source = source_of(options.source)
+    for name in prune_neighbours(options.folder, options.keep) if options.prune else ():
+        print(f"deleted {name}, which no service uses", flush=True)
+    with nullcontext() if options.progress_port is None else ProgressServer(options.progress_port) as server:
+
+        def progress(done: int, total: int | None) -> None:
+            prints(done, total)
+            if server is not None:
+                server.report(done, total)
+
+        return fill(options.folder, options.source, source, progress)
 
 
 if __name__ == "__main__":

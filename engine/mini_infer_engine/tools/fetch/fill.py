@@ -74,7 +74,7 @@ def _fill(folder: Path, uri: str, source: Source, progress: Progress) -> Manifes
     if (manifest := read_manifest(folder)) is not None:
         if manifest.source != uri:
             raise FetchError(f"{folder} has the model of {manifest.source}: name another folder, or delete this one")
-        _check_sizes(folder, manifest)
+        check_sizes(folder, manifest)
         progress(manifest.total_bytes, manifest.total_bytes)
         return manifest
     files = source.files()
@@ -135,7 +135,7 @@ def _copy(folder: Path, file: SourceFile, source: Source, count: Callable[[int],
     return record
 
 
-def _check_sizes(folder: Path, manifest: Manifest) -> None:
+def check_sizes(folder: Path, manifest: Manifest) -> None:
     """Raises FetchError if a file of a complete folder is missing or has another size, which needs no reading."""
     for name, record in manifest.files.items():
         file = folder / name

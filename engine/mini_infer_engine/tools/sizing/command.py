@@ -22,9 +22,9 @@ GPU is needed: the times come from the engine's model of a pass, which published
   mini-infer size --model Qwen/Qwen2.5-7B-Instruct --gpu H200 --ttft 500 --itl 15 --rate 8 | kubectl apply -f -
 
 The comments above the service say what to expect and which limit decides: the time to the first token, the time
-between tokens, the KV cache, or the largest batch. If no number of GPUs is enough the exit code is 1, and the message says
-why and which targets could be kept. A service of several roles, experts, quantised weights and speculation are not
-modelled.
+between tokens, the KV cache, or the largest batch. If no number of GPUs is enough the exit code is 1, and the message
+says why and which targets could be kept. A service of several roles, experts, quantised weights and speculation are
+not modelled.
 """
 
 

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -13,7 +15,9 @@ import pytest
 from mini_infer_engine.tools.fetch.command import main, printing
 from mini_infer_engine.tools.fetch.fill import fill
 from mini_infer_engine.tools.fetch.manifest import MANIFEST_NAME, FetchError, parse_manifest, read_manifest
+from mini_infer_engine.tools.fetch.progress_server import ProgressServer
 from mini_infer_engine.tools.fetch.sources import FolderSource, SourceFile, source_of
+from mini_infer_engine.tools.fetch.wait import wait_until_complete
 
 FILES = {
     "config.json": b"{}",
@@ -252,3 +256,45 @@ def test_the_usage_is_printed_when_arguments_do_not_go_together(
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert "--verify" in capsys.readouterr().err
+
+
+def test_others_are_deleted_when_no_service_uses_them(tmp_path: Path, source: Path) -> None:
+    volume = tmp_path / "volume"
+    for name in ("a" * 16, "b" * 16, "c" * 16, "notes", "d" * 15):
+        (volume / name).mkdir(parents=True)
+        (volume / name / "model.safetensors").write_bytes(b"x")
+    target = volume / ("c" * 16)
+    arguments = [str(source), str(target), "--prune", f"--keep={'a' * 16}"]
+    (target / "model.safetensors").unlink()
+    assert main(arguments) == 0
+    assert {folder.name for folder in volume.iterdir()} == {"a" * 16, "c" * 16, "notes", "d" * 15}
+    assert contents_of(target) == FILES
+
+
+def test_a_process_waits_when_another_one_fills_the_folder(tmp_path: Path, source: Path) -> None:
+    target, slept = tmp_path / "target", list[float]()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 2:
+            assert main([str(source), str(target)]) == 0
+
+    manifest = wait_until_complete(target, sleep)
+    assert len(slept) == 2
+    assert set(manifest.files) == set(FILES)
+    assert main(["--await", str(target)]) == 0
+    (target / "model-1.safetensors").unlink()
+    with pytest.raises(FetchError, match="model-1"):
+        wait_until_complete(target, sleep)
+
+
+def test_the_port_answers_bytes_when_progress_is_reported() -> None:
+    with ProgressServer(0) as server:
+        address = f"http://127.0.0.1:{server.port}"
+        server.report(50, 200)
+        with urllib.request.urlopen(f"{address}/progress", timeout=10) as answer:
+            assert json.load(answer) == {"bytes": 50, "total_bytes": 200}
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{address}/", timeout=10)
+    with pytest.raises(FetchError, match="--progress-port"):
+        ProgressServer(70_000)

@@ -1,0 +1,35 @@
+"""Asks the pod of a Job that copies a model how far it is."""
+
+from typing import Annotated
+
+import aiohttp
+import msgspec
+from msgspec import Meta
+
+from mini_infer_contract.launch import HTTP_PORT, PROGRESS_PATH
+from mini_infer_operator.objects.api import KubernetesApi
+from mini_infer_operator.objects.engine_answers import pod_url, read_answer
+from mini_infer_operator.objects.model_cache import JOB_NAME_LABEL
+
+_Bytes = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class CopiedBytes:
+    """Finds the running pod of a Job, which the operator does not watch, and queries it at its address."""
+
+    def __init__(self, api: KubernetesApi, session: aiohttp.ClientSession) -> None:
+        """`session` must not decompress bodies: a few kilobytes may become gigabytes."""
+        self._api, self._session = api, session
+
+    async def query(self, namespace: str, job: str) -> tuple[int, int | None] | None:
+        """Returns the bytes that are there and those of the whole model; None if no pod runs or answers."""
+        pods, _ = await self._api.list("Pod", namespace, f"{JOB_NAME_LABEL}={job}")
+        running = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Running"]
+        url = pod_url(running[0], HTTP_PORT) if running else None
+        answer = await read_answer(self._session, url + PROGRESS_PATH, _Progress) if url is not None else None
+        return None if answer is None else (answer.bytes, answer.total_bytes)
+
+
+class _Progress(msgspec.Struct):
+    bytes: _Bytes
+    total_bytes: _Bytes | None
