@@ -28,7 +28,8 @@ MODULES = {
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 COMMAND = re.compile(
-    r"(mini-infer(?:-serve|-gateway|-operator|-compare)?)((?: +(?:up|plan|chat|size|fetch|models|tune)\b)?)((?: +[^\s`|#]+)+)"
+    r"(mini-infer(?:-serve|-gateway|-operator|-compare)?)"
+    r"((?: +(?:up|plan|chat|size|fetch|models|tune)\b)?)((?: +[^\s`|#]+)+)"
 )
 
 
