@@ -28,7 +28,7 @@ FIFTH = Setup(QWEN_7B_H200.at_speed(0.2), ttft_s=10.0)
 """For Mooncake's prompts, of which the mean has 12,000 tokens and the longest 126,000."""
 FIRST = 3
 """Engines at the start of each run."""
-DEFAULT_PERCENTILE = 0.9
+DEFAULT_PERCENTILE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Contender:
 
 
 CONTENDERS = (
-    Contender("planner", (0.5, 0.75, 0.9, 0.97), lambda knob, case: Planner(case.setup, knob)),
+    Contender("planner", (0.9, 0.95, 0.97, 0.99), lambda knob, case: Planner(case.setup, knob)),
     Contender("HPA, queue", (8, 3, 1, 0.4), lambda knob, case: Hpa(knob)),
     Contender("KEDA", (96, 48, 24, 12, 6), lambda knob, case: Hpa(knob, whole=True)),
     Contender("llm-d", (1, 3, 4, 4.7), lambda knob, case: Saturation(0.1 + 0.2 * max(0.0, knob - 3), knob)),

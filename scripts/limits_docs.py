@@ -251,6 +251,14 @@ SECTIONS: dict[str, Sequence[Limit]] = {
         flag("choices that wait at an engine", "--max-waiting", as_count, "429 with Retry-After"),
         gateway_flag("requests of a model that wait", "--max-queue", "max_queue", as_count, "429 `queue_full`"),
         gateway_flag("their wait", "--queue-timeout", "queue_timeout_s", as_seconds, "503 `queue_timeout`"),
+        gateway_flag(
+            "requests of a model that wait for its first engine",
+            "--max-queue",
+            "max_queue",
+            as_count,
+            "429 `engine_starting`",
+        ),
+        gateway_flag("their wait", "--start-timeout", "start_timeout_s", as_seconds, "429 `engine_starting`"),
         both(
             "a request",
             "--request-timeout",
@@ -376,6 +384,12 @@ SECTIONS: dict[str, Sequence[Limit]] = {
         constant("its answer", "mini_infer_gateway.prompts.remote_tokenizer:ANSWER_BYTES", as_bytes, "by load"),
     ],
     "Memory of the gateway": [
+        constant(
+            "services whose load is counted for scaling",
+            "mini_infer_gateway.pipeline.service_loads:MAX_SERVICES",
+            as_count,
+            "further ones are not scaled",
+        ),
         gateway_flag("the process", "--memory-limit", "memory_limit_bytes", as_bytes, "shared out as below"),
         constant("bodies until their answer begins", f"{_MEMORY}:BODIES_SHARE", as_share, "503 with Retry-After"),
         constant(
@@ -583,6 +597,18 @@ SECTIONS: dict[str, Sequence[Limit]] = {
         ),
         constant("work on one service", f"{_OPERATOR}.controller.queue:WORK_LIMIT_S", as_seconds, "ended, tried again"),
         constant("services at a time", f"{_OPERATOR}.controller.queue:CONCURRENCY", as_count, "others wait"),
+        constant(
+            "a gateway's report of its load",
+            f"{_OPERATOR}.objects.gateway_loads:LONGEST_REPORT_BYTES",
+            as_bytes,
+            "left out",
+        ),
+        constant(
+            "replicas of the gateway that are asked",
+            f"{_OPERATOR}.objects.gateway_loads:MOST_REPLICAS",
+            as_count,
+            "the rest is left out",
+        ),
         constant("Events that wait", f"{_OPERATOR}.objects.events:WAITING_LIMIT", as_count, "dropped"),
         constant(
             "Events of one object", f"{_OPERATOR}.objects.events:MOST_PER_OBJECT", as_count, "dropped for a while"

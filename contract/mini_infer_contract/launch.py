@@ -127,6 +127,12 @@ class ServiceReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """The service as namespace/name."""
     status: dict[str, Any] = {}
     """The status of the resource, as the operator computes it."""
+    model: str = ""
+    """The served model name."""
+    created: str = ""
+    """RFC 3339 time of its creation."""
+    starts_on_demand: bool = False
+    """True if it may have no engine, and one is started when a request waits for it."""
 
 
 class PendingEngine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -14,10 +14,13 @@ from functools import partial
 from random import Random
 from urllib.parse import unquote
 
+import msgspec
+
 from mini_infer_apis.dialects.anthropic_errors import errors_of
 from mini_infer_apis.dialects.responses import RESPONSES_PATH
 from mini_infer_apis.stored_responses.service import is_responses_path, methods_of
 from mini_infer_contract.launch import HEALTH_PATH, METRICS_PATH, MODELS_PATH, READY_PATH, REQUEST_ID_HEADER
+from mini_infer_contract.scaling import SCALING_PATH
 from mini_infer_gateway import __version__
 from mini_infer_gateway.api import operations
 from mini_infer_gateway.console.app import CONSOLE_API_PATH, Console, index
@@ -34,6 +37,7 @@ from mini_infer_gateway.fleet.registry import Fleet
 from mini_infer_gateway.fleet.transfer_rates import TransferRates
 from mini_infer_gateway.flow_control.cached_guesses import CachedGuesses
 from mini_infer_gateway.flow_control.controller import FlowController
+from mini_infer_gateway.flow_control.held_requests import MAX_HELD, HeldRequests
 from mini_infer_gateway.http.asgi import Sender, send_bytes, send_error, send_json, websocket_denial
 from mini_infer_gateway.http.upstream import Upstream
 from mini_infer_gateway.index.prefix_index import PrefixIndex
@@ -46,10 +50,11 @@ from mini_infer_gateway.pipeline.clients import GRANT, Clients
 from mini_infer_gateway.pipeline.continuation.retention import BodyRetention
 from mini_infer_gateway.pipeline.errors import INTERNAL_ERROR
 from mini_infer_gateway.pipeline.generate import Generate
-from mini_infer_gateway.pipeline.observer import NOBODY
+from mini_infer_gateway.pipeline.observer import Observers
 from mini_infer_gateway.pipeline.responses.replicas import Replicas
 from mini_infer_gateway.pipeline.responses.service import Responses
 from mini_infer_gateway.pipeline.retries import RetryBudget
+from mini_infer_gateway.pipeline.service_loads import ServiceLoads
 from mini_infer_gateway.pipeline.serving import Serving
 from mini_infer_gateway.prompts.tokenizers import Tokenizers, read_tokenizers
 from mini_infer_gateway.routing.pairing import Pairing
@@ -152,6 +157,11 @@ class Gateway:
             CachedGuesses(settings, self.fleet, self.index).add,
             self._clock,
         )
+        self.service_loads = ServiceLoads(self.fleet, self.backlog, self.ledger, self.rates, self._clock)
+        self.held = HeldRequests(
+            self.fleet, self.metrics, settings.max_queue or MAX_HELD, settings.start_timeout_s, self._clock
+        )
+        self.service_loads.held = self.held.counts
         serving = Serving(
             settings=settings,
             clock=self._clock,
@@ -160,12 +170,13 @@ class Gateway:
             tokenizers=self.tokenizers,
             router=self.router,
             flow=self.flow,
+            held=self.held,
             upstream=self.upstream,
             metrics=self.metrics,
             bodies=self.bodies,
             retention=BodyRetention(self.bodies, self.metrics, self._clock),
             retry_budget=RetryBudget(refilled_s=self._clock()),
-            observer=request_log if self.console else NOBODY,
+            observer=Observers(self.service_loads, request_log) if self.console else self.service_loads,
             may_pin=self.console.may_pin if self.console else lambda scope: False,
         )
         self._generate = Generate(serving)
@@ -248,6 +259,7 @@ class Gateway:
             asyncio.create_task(self.fleet.watch(), name="watchdog"),
             asyncio.create_task(self._expire(), name="expire guesses"),
             asyncio.create_task(self.flow.look(lambda: list(self.fleet.endpoints)), name="look at the queue"),
+            asyncio.create_task(self.held.run(), name="release held requests"),
             asyncio.create_task(self.loop_lag.run(), name="event loop lag"),
         ]
         if self.console:
@@ -359,6 +371,11 @@ class Gateway:
         return self._probe_pages() | {
             METRICS_PATH: Page(
                 lambda send: send_bytes(send, 200, self.metrics.text(), b"text/plain; version=0.0.4; charset=utf-8")
+            ),
+            SCALING_PATH: Page(
+                lambda send: send_bytes(
+                    send, 200, msgspec.json.encode(self.service_loads.report()), b"application/json"
+                )
             ),
             DEBUG_PATH: Page(
                 lambda send: send_json(

@@ -46,6 +46,7 @@ TIMES = (
     "request_timeout",
     "sse_keepalive",
     "queue_timeout",
+    "start_timeout",
     "idle_timeout",
     "responses_ttl",
     "drain",
@@ -219,6 +220,7 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         "sse-keepalive": "after which a stream that has not begun gets a comment, and then again, so that no proxy "
         "cuts it; from then on an error is reported inside of it; 0: never",
         "queue-timeout": "that a request waits here for an engine with room before it gets 503",
+        "start-timeout": "that a request waits for the first engine of a service with minReplicas 0 before it gets 429",
         "idle-timeout": "between two pieces of a stream",
         "responses-ttl": "for which a response of /v1/responses is kept after its last use",
         "drain": "at most, from SIGTERM until it stops to listen: /readyz is 503 and connections close after an answer",

@@ -78,6 +78,8 @@ class GatewaySettings:
     """Largest number of requests of one model that wait here for an endpoint with room; 0: none waits."""
     queue_timeout_s: float = 60.0
     """Seconds for which a request may wait there: after that, the client of a chat has given up."""
+    start_timeout_s: float = 300.0
+    """Seconds for which a request waits for the first engine of a service that starts one on demand."""
     connect_timeout_s: float = 2.0
     """Time-out of a connection. Inside a cluster it takes a millisecond; longer means that the pod's node is gone."""
     head_timeout_s: float = 600.0

@@ -67,6 +67,12 @@ class OperatorSettings:
     """GPUs that these rollouts may use at once beside those that the services have."""
     pod_security: PodSecurity = field(default_factory=PodSecurity)
     """Limits on new pods: their rights, and the Secrets and ServiceAccounts that they may use."""
+    gateways: tuple[str, ...] = ()
+    """HOST:PORT of the gateways' admin ports, whose load reports decide the number of engines of services with
+    `scaling`. Empty: these numbers stay as they are.
+    """
+    scaling_gpus_per_namespace: float = float("inf")
+    """GPUs that engines of services with `scaling` may use in one namespace."""
     health_port: int = 8081
     """Port of /healthz (fails if watches are silent or the queue is stuck), /readyz and /metrics."""
     resync_s: float = 300.0
@@ -199,6 +205,22 @@ def parse_settings(
         type=_patterns,
         help="ServiceAccounts that services may give their pods, and whose tokens, in the same form (default: none)",
     )
+    add(
+        "gateways",
+        "",
+        type=_gateways,
+        metavar="HOST:PORT,...",
+        help="admin ports of the gateways, each name with an address for each replica: by their reports engines of "
+        "services with scaling are started and stopped (default: none, such services keep their numbers)",
+    )
+    add(
+        "scaling-gpus-per-namespace",
+        "inf",
+        type=float,
+        metavar="N",
+        help="GPUs that the engines of services with scaling may use in a namespace; minReplicas come first (default: "
+        "no limit)",
+    )
     add("health-port", "8081", type=port_number, metavar="PORT", help="of /healthz and /readyz (default: 8081)")
     add(
         "resync-seconds",
@@ -224,6 +246,15 @@ def _text_or_none(text: str) -> str | None:
 
 def _patterns(text: str) -> tuple[str, ...]:
     return tuple(part for piece in text.split(",") if (part := piece.strip()))
+
+
+def _gateways(text: str) -> tuple[str, ...]:
+    names = _patterns(text)
+    for name in names:
+        found = re.fullmatch(r"(?:\[[^\]]+\]|[^:\[\]]+):(\d{1,5})", name)
+        if not found or not 0 < int(found[1]) < 65_536:
+            raise argparse.ArgumentTypeError(f"{name!r} is no HOST:PORT, such as mini-infer-gateway-replicas:8081")
+    return names
 
 
 def _class(text: str) -> str:

@@ -16,6 +16,7 @@ from mini_infer_operator.resource import (
     InferenceService,
     InferenceServiceStatus,
     Reason,
+    RoleSpec,
     RoleStatus,
 )
 
@@ -145,9 +146,19 @@ def _roles(service: InferenceService, look: "_Look") -> list[RoleStatus]:
             ready_replicas=role.current_ready,
             ready=f"{role.current_ready}/{role.desired}",
             gpus=gpus_of_engine(service.roles[role.name]),
+            **_scaling(service.roles[role.name]),
         )
         for role in look.roles
     ]
+
+
+def _scaling(role: RoleSpec) -> dict[str, Any]:
+    """Returns who sets the role's number, and the planner's number; empty without `scaling`."""
+    if role.scaling is None:
+        return {}
+    if role.scaling.is_planned:
+        return {"scaled_by": "Planner", "wanted": role.replicas}
+    return {"scaled_by": "Autoscaler"}
 
 
 def _tensor_parallel(service: InferenceService) -> str | None:

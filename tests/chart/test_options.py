@@ -39,6 +39,7 @@ SET_BY_THE_CHART = {
             "engine-image",
             "engine-cuda-image",
             "engine-image-pull-policy",
+            "gateways",
             *("allow-ingress-from", "allow-http-from"),
             "gateway-url",
             *("pod-security", "allow-secrets", "allow-service-accounts"),
@@ -297,10 +298,12 @@ def test_user_roles_aggregate_to_view_and_edit() -> None:
 def test_network_policies_admit_the_named_peers(full: list[dict[str, Any]]) -> None:
     policies = of_kind(full, "NetworkPolicy")
     clients, monitoring = {"namespaceSelector": {}}, {"podSelector": {"matchLabels": {"app": "prometheus"}}}
-    requests, metrics = policies["mini-infer-gateway"]["spec"]["ingress"]
+    requests, metrics, loads = policies["mini-infer-gateway"]["spec"]["ingress"]
     replicas = {"podSelector": of_kind(full, "Deployment")["mini-infer-gateway"]["spec"]["selector"]}
     assert (requests["from"], requests["ports"]) == ([clients, replicas], [{"port": "http"}])
     assert (metrics["from"], metrics["ports"]) == ([monitoring], [{"port": "admin"}])
+    planner = {"podSelector": of_kind(full, "Deployment")["mini-infer-operator"]["spec"]["selector"]}
+    assert (loads["from"], loads["ports"]) == ([planner], [{"port": "admin"}])
     (operator,) = policies["mini-infer-operator"]["spec"]["ingress"]
     assert operator["from"] == [monitoring]
     (flag,) = [a for a in container(full, "operator")["args"] if a.startswith("--allow-ingress-from=")]

@@ -18,6 +18,10 @@ def main() -> int:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if self.path == "/scaling":
+                load = options.endpoints.with_name("load.json")
+                self.answer(load.read_bytes() if load.exists() else b'{"started_s": 1.0}')
+                return
             self.answer(b"ok" if self.path == "/healthz" else self.forward(None))
 
         def do_POST(self) -> None:

@@ -26,6 +26,8 @@ class Service:
     """RFC 3339 time of creation: the oldest service owns a bare model name that several claim."""
     model: str
     """The served model name that the service's spec claims."""
+    starts_on_demand: bool = False
+    """True if it may have no engine, and one is started when a request waits for it."""
 
 
 class Publish(Protocol):

@@ -21,6 +21,16 @@ class _Model(msgspec.Struct):
 
 class _Spec(msgspec.Struct):
     model: _Model = msgspec.field(default_factory=_Model)
+    unified: Any = None
+    prefill: Any = None
+    decode: Any = None
+
+    @property
+    def starts_on_demand(self) -> bool:
+        """True if the planner may stop all engines of a role. The API server has checked the fields' types."""
+        roles = [role.get("scaling") for role in (self.unified, self.prefill, self.decode) if isinstance(role, dict)]
+        planned = [one for one in roles if isinstance(one, dict) and one.get("owner") != "Autoscaler"]
+        return any(one.get("minReplicas") == 0 for one in planned)
 
 
 class _InferenceService(msgspec.Struct):
@@ -32,7 +42,8 @@ def service_of(manifest: dict[str, Any]) -> Service:
     """Returns the service of a stored InferenceService. Raises msgspec.ValidationError if `manifest` is none."""
     service = msgspec.convert(manifest, _InferenceService)
     name = f"{service.metadata.namespace}/{service.metadata.name}"
-    return Service(name, service.metadata.creation_timestamp, service.spec.model.name or service.metadata.name)
+    model = service.spec.model.name or service.metadata.name
+    return Service(name, service.metadata.creation_timestamp, model, service.spec.starts_on_demand)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from mini_infer_contract.launch import EndpointsFile
-from mini_infer_gateway.endpoints.base import NO_REPORTS, Listed, Publish, Reports
+from mini_infer_gateway.endpoints.base import NO_REPORTS, Listed, Publish, Reports, Service
 from mini_infer_gateway.endpoints.service_status import read_status
 from mini_infer_gateway.http.upstream import address_of
 
@@ -58,6 +58,12 @@ def listed_in(content: EndpointsFile) -> list[Listed]:
     return [Listed(endpoint, ready=not endpoint.draining) for endpoint in content.endpoints]
 
 
+def services_in(content: EndpointsFile) -> list[Service] | None:
+    """Returns the services that may have no engine; None if there are none: then endpoints say whose they are."""
+    sleepers = [one for one in content.services if one.starts_on_demand and one.model]
+    return [Service(one.name, one.created, one.model, starts_on_demand=True) for one in sleepers] or None
+
+
 def _check_zmq_address(address: str) -> None:
     parts = urlsplit(address)
     if parts.scheme != "tcp" or not parts.hostname or parts.port is None:
@@ -93,7 +99,11 @@ class StaticFile:
                     synced, complaint = True, ""
                     services = {service.name: read_status(service.status) for service in content.services}
                     self._reports = Reports(services, content.pending)
-                    publish(listed_in(content))
+                    sleepers = services_in(content)
+                    if sleepers is None:
+                        publish(listed_in(content))
+                    else:
+                        publish(listed_in(content), sleepers)
                 seen = stamp
             await asyncio.sleep(POLL_S)
 

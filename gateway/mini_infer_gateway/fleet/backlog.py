@@ -173,6 +173,15 @@ class Backlog:
         """Returns the number of waiting requests by pool, for pools that have any."""
         return {pool: counts.total() for pool, counts in self._pools.items()}
 
+    def waiting_tokens(self) -> dict[str, int]:
+        """Returns the uncached prompt tokens of waiting requests by pool."""
+        tokens: Counter[str] = Counter()
+        for lines in self._lines.values():
+            for line in lines.values():
+                for entry in line.entries:
+                    tokens[entry.pool] += entry.uncached_tokens
+        return dict(tokens)
+
     def depth_of(self, pool: str, flow: Flow) -> int:
         """Returns the number of requests of this flow that wait in this pool."""
         return self._pools[pool][flow] if pool in self._pools else 0

@@ -21,6 +21,8 @@ class Catalog:
     """Bare names with the services that own them."""
     listed: tuple[str, ...] = ()
     """Names that /v1/models lists: served names, and namespace/name if the served name belongs to another service."""
+    on_demand: frozenset[str] = frozenset()
+    """Names whose service starts an engine when a request waits for one."""
 
     @classmethod
     def of(
@@ -43,21 +45,24 @@ class Catalog:
         claims = _described(members) if services is None else _claimed(services, orphaned, members)
         owners = _owners((claim for claim in claims if rules.allows(*claim)), service_names)
         by_name = {model: _serving(members.get(service, ()), model) for model, service in owners.items()}
-        listed = [model for model, names in by_name.items() if names]
+        sleepers = {service.name for service in services or () if service.starts_on_demand}
+        listed = [model for model, names in by_name.items() if names or owners[model] in sleepers]
         named = {owners[model] for model in listed}
         leaving = set() if services is None else members.keys() - {service.name for service in services}
         leaving = {service for service in leaving if all(endpoint.draining for endpoint in members[service])}
         listed += [service for service in members if service and service not in named | leaving]
         for service in service_names - {""}:
             by_name[service] = tuple(endpoint.name for endpoint in members.get(service, ()))
-        return cls(by_name, owners, tuple(sorted(listed)))
+        on_demand = sleepers | {model for model, service in owners.items() if service in sleepers}
+        return cls(by_name, owners, tuple(sorted(listed)), frozenset(on_demand))
 
     def without(self, models: frozenset[str]) -> "Catalog":
         """Returns the catalog with no endpoint for these bare names."""
         if not models:
             return self
         by_name = {name: () if name in models else endpoints for name, endpoints in self.by_name.items()}
-        return Catalog(by_name, self.owners, tuple(name for name in self.listed if name not in models))
+        listed = tuple(name for name in self.listed if name not in models)
+        return Catalog(by_name, self.owners, listed, self.on_demand - models)
 
 
 def orphaned(

@@ -122,6 +122,10 @@ class Fleet:
             raise no_endpoint(model)
         raise unknown_model(model, self.catalog.listed)
 
+    def starts_on_demand(self, model: str) -> bool:
+        """Returns True if an engine of this model is started when a request waits for one."""
+        return model in self.catalog.on_demand
+
     def _has_expired(self, seen_s: float) -> bool:
         return self._clock() - seen_s >= self._settings.forget_model_s
 

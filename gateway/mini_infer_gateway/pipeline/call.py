@@ -73,6 +73,9 @@ class Call:
     # Filled by `tokenise`; each attempt that fails adds its endpoints to `attempted`.
     request: RoutingRequest = field(init=False)
 
+    held_s: float = 0.0
+    """Seconds for which `place` held it because its model had no engine."""
+
     # Filled by `attempt`.
     attempts: int = 0
     """Number of attempts begun so far."""

@@ -3,7 +3,7 @@
 All times are on the gateway's monotonic clock.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from mini_infer_gateway.routing.base import Decision
@@ -50,6 +50,54 @@ class RequestObserver(Protocol):
     def begin(self, scope: Scope, now_s: float) -> RequestTrace:
         """Returns the trace of a request that has just arrived."""
         ...
+
+
+class _Traces:
+    """Reports the steps of one request to several traces."""
+
+    __slots__ = ("_traces",)
+
+    def __init__(self, traces: Sequence[RequestTrace]) -> None:
+        self._traces = traces
+
+    def tokenized(self, fields: Mapping[str, Any], prompt_tokens: int, now_s: float) -> None:
+        for trace in self._traces:
+            trace.tokenized(fields, prompt_tokens, now_s)
+
+    def sent(self, decision: Decision, waited_s: float, now_s: float) -> None:
+        for trace in self._traces:
+            trace.sent(decision, waited_s, now_s)
+
+    def answered(self, now_s: float) -> None:
+        for trace in self._traces:
+            trace.answered(now_s)
+
+    def answered_whole(self, body: bytes) -> None:
+        for trace in self._traces:
+            trace.answered_whole(body)
+
+    def streams(self, progress: "StreamProgress") -> None:
+        for trace in self._traces:
+            trace.streams(progress)
+
+    def failed(self, reason: str, now_s: float) -> None:
+        for trace in self._traces:
+            trace.failed(reason, now_s)
+
+    def ended(self, facts: Mapping[str, Any], now_s: float) -> None:
+        for trace in self._traces:
+            trace.ended(facts, now_s)
+
+
+class Observers:
+    """Several observers as one."""
+
+    def __init__(self, *observers: RequestObserver) -> None:
+        self._observers = observers
+
+    def begin(self, scope: Scope, now_s: float) -> RequestTrace:
+        """Returns a trace that reports to those of all observers."""
+        return _Traces([observer.begin(scope, now_s) for observer in self._observers])
 
 
 class _Nobody:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from mini_infer_gateway.fleet.registry import Fleet
 from mini_infer_gateway.flow_control.controller import FlowController
+from mini_infer_gateway.flow_control.held_requests import HeldRequests
 from mini_infer_gateway.http.upstream import Upstream
 from mini_infer_gateway.memory import BodyBudget
 from mini_infer_gateway.metrics import Metrics
@@ -31,6 +32,7 @@ class Serving:
     tokenizers: Tokenizers
     router: Router
     flow: FlowController
+    held: HeldRequests
     upstream: Upstream
     metrics: Metrics
     bodies: BodyBudget

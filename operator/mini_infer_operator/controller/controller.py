@@ -1,17 +1,23 @@
 """Runs `reconcile` for each service that changed, while this replica is the leader. Decides nothing."""
 
+import asyncio
+import logging
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 from mini_infer_operator.controller import gauges
 from mini_infer_operator.controller.failed_passes import FailedPasses
 from mini_infer_operator.controller.metrics import OperatorMetrics
 from mini_infer_operator.controller.queue import WorkQueue
+from mini_infer_operator.controller.scaling import Scaling
 from mini_infer_operator.objects.api import KubernetesApi
 from mini_infer_operator.objects.backend import ClusterBackend
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.objects.copied_bytes import CopiedBytes
 from mini_infer_operator.objects.events import EventRecorder
+from mini_infer_operator.objects.gateway_loads import GatewayLoadReader
 from mini_infer_operator.objects.model_implementations import ModelImplementations
 from mini_infer_operator.objects.peer_secrets import PeerSecrets
 from mini_infer_operator.objects.running_requests import RunningRequests
@@ -20,6 +26,8 @@ from mini_infer_operator.plan.rollout_throttle import RolloutThrottle
 from mini_infer_operator.resource import KIND
 from mini_infer_operator.settings import OperatorSettings
 from mini_infer_operator.status import progress_ended
+
+log = logging.getLogger(__name__)
 
 
 class Controller:
@@ -36,6 +44,7 @@ class Controller:
         peers: PeerSecrets,
         implementations: ModelImplementations,
         copied: CopiedBytes,
+        gateways: GatewayLoadReader,
     ) -> None:
         self._cache = cache
         self._metrics = metrics
@@ -46,8 +55,14 @@ class Controller:
         self._names = ModelNames()
         self._implementations = implementations
 
+        self._scaling = Scaling(
+            cache, gateways, events, self.changed, gpus_per_namespace=settings.scaling_gpus_per_namespace
+        )
+        self._planning: asyncio.Task[None] | None = None
+
         def backend(key: ServiceKey) -> ClusterBackend:
-            shared = (self._throttle, running, self._names, peers, implementations, copied)
+            decided = self._scaling.decided
+            shared = (self._throttle, running, self._names, peers, implementations, copied, decided)
             return ClusterBackend(api, cache, settings, key[0], key[1], events, *shared)
 
         self._passes = FailedPasses[ServiceKey](backend)
@@ -66,7 +81,9 @@ class Controller:
         """Queues a service of which an object changed, and the services whose model names that affects."""
         if not key[1]:
             return
-        others = self._names.update(key, self._cache.get(KIND, *key))
+        stored = self._cache.get(KIND, *key)
+        self._scaling.update(key, stored if stored is not None and self._is_ours(stored) else None)
+        others = self._names.update(key, stored)
         if self._queue is not None:
             for each in (key, *others):
                 self._queue.add(each)
@@ -76,17 +93,25 @@ class Controller:
         self._throttle.restart()
         self._queue = WorkQueue(self._work, resync_s=self._settings.resync_s)
         for key in self._cache.keys(KIND):
+            stored = self._cache.get(KIND, *key)
+            self._scaling.update(key, stored if stored is not None and self._is_ours(stored) else None)
             self._queue.add(key)
+        self._planning = asyncio.create_task(self._scaling.run(), name="plan the numbers of engines")
+        self._planning.add_done_callback(_log_failure)
 
     async def stop(self) -> None:
         """Cancels all work and waits for its end."""
+        planning, self._planning = self._planning, None
+        if planning is not None:
+            planning.cancel()
+            await asyncio.gather(planning, return_exceptions=True)
         queue, self._queue = self._queue, None
         if queue is not None:
             await queue.close()
 
     async def _work(self, key: ServiceKey) -> float | None:
         stored = self._cache.get(KIND, *key)
-        if stored is not None and (stored["spec"].get("operatorClass") or "") != self._settings.operator_class:
+        if stored is not None and not self._is_ours(stored):
             self._throttle.release(key)
             return float("inf")
         pause_s = await self._observed_pass(key)
@@ -94,6 +119,10 @@ class Controller:
             self._throttle.release(key)
             self._implementations.forget(key)
         return pause_s
+
+    def _is_ours(self, stored: Mapping[str, Any]) -> bool:
+        """True if the service belongs to this operator's class."""
+        return (stored["spec"].get("operatorClass") or "") == self._settings.operator_class
 
     async def _observed_pass(self, key: ServiceKey) -> float | None:
         before, started_s, failure = gauges.stored_status(self._cache, key), time.monotonic(), None
@@ -107,3 +136,8 @@ class Controller:
             after = gauges.stored_status(self._cache, key)
             if (ended := progress_ended(before, after, datetime.now(UTC))) is not None:
                 self._metrics.rollout_ended(*ended)
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("numbers of engines are planned no more until a restart: %r", error, exc_info=error)

@@ -24,6 +24,7 @@ from mini_infer_operator.objects.api import KubernetesApi, RefusedError
 from mini_infer_operator.objects.cache import ObjectCache
 from mini_infer_operator.objects.copied_bytes import CopiedBytes
 from mini_infer_operator.objects.events import EventRecorder, KopfPoster
+from mini_infer_operator.objects.gateway_loads import GatewayLoadReader
 from mini_infer_operator.objects.kinds import Kind
 from mini_infer_operator.objects.model_implementations import ModelImplementations
 from mini_infer_operator.objects.peer_secrets import PeerSecrets
@@ -59,7 +60,9 @@ class Operator:
         self._engines = aiohttp.ClientSession(auto_decompress=False)
         running = RunningRequests(self._engines)
         self._implementations = ModelImplementations(self._engines, lambda key: self._controller.changed(key))
-        of_engines = running, self._peers, self._implementations, CopiedBytes(self._api, self._engines)
+        copied = CopiedBytes(self._api, self._engines)
+        gateways = GatewayLoadReader(self._engines, settings.gateways)
+        of_engines = running, self._peers, self._implementations, copied, gateways
         self._controller = Controller(self._api, self._cache, settings, events, self.metrics, *of_engines)
         self._feeds = {
             (kind.plural, namespace): Feed(

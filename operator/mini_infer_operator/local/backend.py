@@ -4,16 +4,19 @@ watch.
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import aiohttp
 import msgspec
 
 from mini_infer_contract.launch import Endpoint, EndpointsFile, PendingEngine, ServiceReport
+from mini_infer_contract.scaling import GatewayLoads
 from mini_infer_operator.gpus import requests_gpu
 from mini_infer_operator.launch import Launch, grace_s
 from mini_infer_operator.local.commands import engine_command
@@ -28,6 +31,9 @@ from mini_infer_operator.parse import InvalidServiceError, parse_service, read_f
 from mini_infer_operator.plan.limits import times_of
 from mini_infer_operator.plan.plan import Plan, Workload
 from mini_infer_operator.resource import InferenceService, RoleSpec
+from mini_infer_operator.scaling.planner import Fleet
+from mini_infer_operator.scaling.service_scaler import Change, ServiceScaler
+from mini_infer_operator.scaling.spec import planned_spec, policies_of
 from mini_infer_operator.status import EventType, PermanentFailure
 
 UNROUTE_S = 1.0
@@ -45,6 +51,9 @@ class Engine:
     process: SupervisedProcess
     gpus: tuple[str, ...] = ()
     """The GPUs that the process may see, also after a restart; empty to inherit those that we may see, if any."""
+    began_s: float = field(default_factory=time.monotonic)
+    start_s: float | None = None
+    """Seconds of its first start, as far as anybody has looked; None until it was ready."""
     ports: tuple[int, int, int, int] = (0, 0, 0, 0)
     """Ports for HTTP, events, replay and transfer; new ones at every start."""
 
@@ -80,6 +89,9 @@ class LocalBackend:
         self.endpoints_path = folder / "endpoints.json"
         self.peer_key_path = write_peer_key(folder)
         self._endpoints: list[Endpoint] = []
+        self._scaler: ServiceScaler | None = None
+        self._on_demand = ("", False)
+        """The service's model name, and True if it may have no engine."""
         self.status: dict[str, Any] = {}
 
     async def read(self) -> Mapping[str, Any] | None:
@@ -99,7 +111,37 @@ class LocalBackend:
                 generation = 1 + (self._stored or {"metadata": {"generation": 0}})["metadata"]["generation"]
                 metadata = {**document["metadata"], "generation": generation, "creationTimestamp": self._created}
                 self._stored = {**document, "metadata": metadata}
-        return None if self._stored is None else {**self._stored, "status": self.status}
+        if self._stored is None:
+            return None
+        decided = self._scaler.decided if self._scaler is not None else {}
+        spec = planned_spec(self._stored["spec"], self.status, decided)
+        return {**self._stored, "spec": spec, "status": self.status}
+
+    @property
+    def is_scaled(self) -> bool:
+        """True if a role of the service has `scaling` that the planner owns."""
+        return self._stored is not None and bool(policies_of(parse_service(self._stored)))
+
+    def scale(self, reports: Mapping[str, GatewayLoads], now_s: float) -> list[Change]:
+        """Takes reports of gateways, and returns the numbers of engines that change."""
+        assert self._stored is not None
+        metadata = parse_service(self._stored).metadata
+        scaler = self._scaler = self._scaler or ServiceScaler(f"{metadata.namespace}/{metadata.name}")
+        spec = planned_spec(self._stored["spec"], self.status, scaler.decided)
+        service = parse_service({**self._stored, "spec": spec})
+        engines = [engine for engine in self._engines if not engine.process.stopping]
+        for engine in engines:
+            if engine.process.ready and engine.start_s is None:
+                engine.start_s = now_s - engine.began_s
+        starts = [engine.start_s for engine in engines if engine.start_s is not None]
+        policies = policies_of(service)
+        fleets = {
+            role: Fleet(
+                service.roles[role].replicas, sum(engine.role == role and engine.process.ready for engine in engines)
+            )
+            for role in policies
+        }
+        return scaler.take(policies, fleets, reports, now_s, median(starts) if starts else None)
 
     async def observe(self, service: InferenceService) -> Observed:
         """Counts the processes."""
@@ -124,6 +166,8 @@ class LocalBackend:
 
     async def apply(self, service: InferenceService, plan: Plan) -> PermanentFailure | None:
         """Starts missing processes, writes the endpoints file, then ends processes that are no longer needed."""
+        on_demand = any(policy.min_replicas == 0 for policy in policies_of(service).values())
+        self._on_demand = service.model_name, on_demand
         desired = {(workload.role, workload.revision): workload for workload in plan.workloads}
         surplus: list[Engine] = []
         for workload in plan.workloads:
@@ -243,7 +287,12 @@ class LocalBackend:
             for engine in self._engines
             if not engine.process.ready and not engine.process.stopping
         ]
-        services = [ServiceReport(name=service, status=self.status)]
+        model, on_demand = self._on_demand
+        services = [
+            ServiceReport(
+                name=service, status=self.status, model=model, created=self._created, starts_on_demand=on_demand
+            )
+        ]
         content = EndpointsFile(endpoints=self._endpoints, services=services, pending=pending)
         write_atomically(self.endpoints_path, msgspec.json.encode(content))
 

@@ -20,11 +20,14 @@ from mini_infer_operator.local.backend import LocalBackend, file_version, notice
 from mini_infer_operator.local.commands import ENGINE, GATEWAY, gateway_command, reachable
 from mini_infer_operator.local.gpus import visible_gpus
 from mini_infer_operator.local.ports import why_busy
+from mini_infer_operator.local.scaling import follow_gateway
 from mini_infer_operator.local.supervise import OrphanReaper, SupervisedProcess, stop, supervise
 from mini_infer_operator.parse import InvalidServiceError, parse_service, read_file
 from mini_infer_operator.reconcile import reconcile
 from mini_infer_operator.resource import InferenceService
+from mini_infer_operator.scaling.spec import policies_of
 from mini_infer_process.extras import install_hint
+from mini_infer_process.listening import is_loopback
 from mini_infer_web.api_keys import API_KEY_ENV
 
 QUESTION = "What does textwrap.dedent do?"
@@ -68,6 +71,8 @@ async def _run(path: Path, service: InferenceService, folder: Path, host: str, p
     ended = asyncio.Event()
     signals = _signals(ended)
     gpus = visible_gpus()
+    if not is_loopback(host) and policies_of(service):
+        _print_line(f"note: scaling needs the gateway's reports, which --host {host} does not serve: numbers stay")
     for line in notices(service, gpus):
         _print_line(f"note: {line}")
     url = f"http://{reachable(host)}:{port}"
@@ -91,6 +96,7 @@ async def _run(path: Path, service: InferenceService, folder: Path, host: str, p
         )
         tasks = [
             asyncio.create_task(_follow_file(path, changed), name="follow the file"),
+            asyncio.create_task(follow_gateway(backend, session, url, _print_line, changed), name="scale"),
             asyncio.create_task(_greet(backend, gateway, url, folder), name="greet"),
         ]
         if verbose:

@@ -1,6 +1,6 @@
 """A service's backend in a cluster: reads its objects, writes those that differ, deletes those no longer planned."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -53,6 +53,7 @@ from mini_infer_operator.resource import (
     InferenceService,
     Reason,
 )
+from mini_infer_operator.scaling.spec import planned_spec
 from mini_infer_operator.settings import OperatorSettings
 from mini_infer_operator.status import EventType, PermanentFailure
 from mini_infer_web.kubernetes_api import ApiError
@@ -88,8 +89,13 @@ class ClusterBackend:
         peers: PeerSecrets | None = None,
         implementations: ModelImplementations | None = None,
         copied: CopiedBytes | None = None,
+        decided: Callable[[ServiceKey], Mapping[str, int]] = lambda key: {},
     ) -> None:
-        """`throttle` None: a new default image rolls out at once. `names` None: no other service claims a name."""
+        """`throttle` None: a new default image rolls out at once. `names` None: no other service claims a name.
+
+        `decided` returns the planner's numbers of engines by role, for roles with `scaling`.
+        """
+        self._decided = decided
         self._peers = peers or PeerSecrets(api, settings.identity)
         self._api = api
         self._cache = cache
@@ -106,13 +112,17 @@ class ClusterBackend:
         self._pods: list[Object] = []  # as well
 
     async def read(self) -> Mapping[str, Any] | None:
-        """Returns the service as stored, with the replicas of its scalers. None once it is gone or being deleted."""
+        """Returns the service as stored, with the replicas of its scalers and of the planner. None once it is gone or
+        being deleted.
+        """
         stored = self._cache.get(KIND, self._namespace, self._name)
         if stored is None or "deletionTimestamp" in stored["metadata"]:
             return None
         spec = self._pinned(stored) if _is_paused(stored) else stored["spec"]
         status = {key: value for key, value in (stored.get("status") or {}).items() if key not in _FORMER_STATUS_FIELDS}
-        return {**stored, "spec": scaled_spec(spec, self._scalers()), "status": status}
+        scaled = scaled_spec(spec, self._scalers())
+        decided = self._decided((self._namespace, self._name))
+        return {**stored, "spec": planned_spec(scaled, status, decided), "status": status}
 
     async def observe(self, service: InferenceService) -> Observed:
         """Returns counts and times of the service's workloads and pods, and the reasons why engines are not ready."""

@@ -23,24 +23,30 @@ def pod_url(pod: Mapping[str, Any], port: int) -> str | None:
     return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
 
-async def read_answer(session: aiohttp.ClientSession, url: str, kind: type[Answer]) -> Answer | None:
-    """Returns what an engine answers to GET, or None if it does not answer, or with something else.
+async def read_answer(
+    session: aiohttp.ClientSession,
+    url: str,
+    kind: type[Answer],
+    most_bytes: int = LONGEST_ANSWER_BYTES,
+    headers: Mapping[str, str] | None = None,
+) -> Answer | None:
+    """Returns what an engine answers to GET, or None if it does not answer, or with something else or more.
 
     `session` must not decompress bodies: a few kilobytes may become gigabytes.
     """
     try:
         timeouts = aiohttp.ClientTimeout(total=TIMEOUT_S)
-        async with session.get(url, timeout=timeouts, allow_redirects=False) as response:
-            return msgspec.json.decode(await _short_body(response), type=kind)
+        async with session.get(url, timeout=timeouts, headers=headers, allow_redirects=False) as response:
+            return msgspec.json.decode(await _short_body(response, most_bytes), type=kind)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RecursionError, msgspec.MsgspecError):
         return None
 
 
-async def _short_body(response: aiohttp.ClientResponse) -> bytes:
-    """Returns the body. Raises ValueError if it is longer than any engine's answer: a pod may send anything."""
+async def _short_body(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
+    """Returns the body. Raises ValueError if it is longer than `most_bytes`: a pod may send anything."""
     body = b""
     while piece := await response.content.read(LONGEST_ANSWER_BYTES):
         body += piece
-        if len(body) > LONGEST_ANSWER_BYTES:
+        if len(body) > most_bytes:
             raise ValueError("the answer is too long")
     return body

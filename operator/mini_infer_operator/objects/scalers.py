@@ -36,6 +36,9 @@ def scaler_status(
     service, role = scaler["spec"]["service"], scaler["spec"]["role"]
     if not isinstance(spec.get(role), Mapping):
         return {"message": f"InferenceService {service} has no {role} engines"}
+    scaling = spec[role].get("scaling")
+    if isinstance(scaling, Mapping) and scaling.get("owner") != "Autoscaler":
+        return {"message": f"the planner sets the number of {role} engines of {service} (scaling.owner)"}
     first = _by_role(scalers)[role]["metadata"]["name"]
     if first != scaler["metadata"]["name"]:
         return {"message": f"InferenceScaler {first} sets the number of {role} engines of {service} already"}

@@ -38,6 +38,7 @@ from mini_infer_operator.resource.reserved import (
 from mini_infer_operator.resource.rollout import DisruptionBudget, Rollout
 from mini_infer_operator.resource.rules import ApiModel, KubernetesType, Rule
 from mini_infer_operator.resource.scaler import InferenceScaler
+from mini_infer_operator.resource.scaling import Scaling, ScalingTargets, ScalingWindows
 from mini_infer_operator.resource.service import InferenceService, Metadata
 from mini_infer_operator.resource.spec import (
     EngineSpec,
@@ -47,7 +48,6 @@ from mini_infer_operator.resource.spec import (
     PodTemplate,
     ResourceRequirements,
     RoleSpec,
-    Scaling,
     SecretKey,
     TemplateContainer,
     TemplateMetadata,
@@ -112,6 +112,8 @@ __all__ = [
     "Rollout",
     "Rule",
     "Scaling",
+    "ScalingTargets",
+    "ScalingWindows",
     "SecretKey",
     "TemplateContainer",
     "TemplateMetadata",

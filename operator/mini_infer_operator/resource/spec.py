@@ -30,6 +30,7 @@ from mini_infer_operator.resource.quantity import (
 from mini_infer_operator.resource.reserved import RESERVED_ENGINE_FLAGS, RESERVED_VOLUME_PREFIX
 from mini_infer_operator.resource.rollout import DisruptionBudget, Rollout
 from mini_infer_operator.resource.rules import ApiModel, Rule, keyed_by
+from mini_infer_operator.resource.scaling import Scaling
 from mini_infer_operator.resource.scheduling import Affinity, Toleration, TopologySpreadConstraint
 from mini_infer_operator.resource.security import PodSecurityContext, SecurityContext
 from mini_infer_operator.resource.volumes import Volume, VolumeMount
@@ -445,24 +446,10 @@ _GPUS = f"self.resources.limits.map(k, {_IS_GPU}, quantity(string(self.resources
 _RANKS = " * ".join(f"self.parallelism.?{size}.orValue(1)" for size in ("tensor", "pipeline", "data"))
 
 
-class Scaling(ApiModel):
-    """Bounds for an autoscaler. Refused until it works."""
-
-    min_replicas: int | None = Field(default=None, ge=0, le=1000)
-    """The fewest engines."""
-    max_replicas: int | None = Field(default=None, ge=1, le=1000)
-    """The most engines."""
-
-
 class RoleSpec(ApiModel):
     """The engines of one role: their number, size and options."""
 
     rules = (
-        Rule(
-            "!has(self.scaling)",
-            "scaling does not work yet: leave it out and write replicas",
-            lambda r: r.scaling is None,
-        ),
         Rule(
             f"!has(self.parallelism) || !({_LIMITS}) || {_GPUS} * self.parallelism.?nodes.orValue(1) in [0, {_RANKS}]",
             "resources.limits asks for another number of GPUs than parallelism needs: write tensor x pipeline x data / "
@@ -494,7 +481,7 @@ class RoleSpec(ApiModel):
         ),
     )
     replicas: int = Field(default=1, ge=0, le=1000)
-    """Engines to run; changing it restarts none."""
+    """Engines to run; changing it restarts none. With scaling, the number to begin with."""
     resources: ResourceRequirements | None = None
     """Resources of the engine's container."""
     engine: EngineSpec | None = None
@@ -504,7 +491,7 @@ class RoleSpec(ApiModel):
     parallelism: Parallelism | None = None
     """The GPUs and nodes over which one engine is spread."""
     scaling: Scaling | None = None
-    """Bounds for an autoscaler."""
+    """Bounds and targets by which the operator sets the number of engines, in place of replicas."""
 
 
 class InferenceServiceSpec(ApiModel):

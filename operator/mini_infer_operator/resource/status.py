@@ -99,6 +99,10 @@ class RoleStatus(ApiModel):
     """Ready and wanted engines, such as 1/2."""
     gpus: int = Field(default=0, ge=0)
     """GPUs of one engine, over all its pods."""
+    scaled_by: Literal["Planner", "Autoscaler"] | None = None
+    """The owner of the number of engines, if the role has scaling."""
+    wanted: int | None = Field(default=None, ge=0)
+    """Engines that the planner has decided on."""
 
 
 class ModelCacheStatus(ApiModel):

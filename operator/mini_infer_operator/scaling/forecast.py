@@ -7,6 +7,7 @@ assumed of its shape.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import sqrt
 
 SHORT_S, LONG_S = 15.0, 60.0
 """Seconds of the two means: the higher one counts, so a rise is seen soon and a dip late."""
@@ -59,8 +60,9 @@ def level(history: History, unit: float) -> float:
     if not history.values:
         return 0.0
     last = history.values[-1]
-    deviation = (LENGTHS_VARY * last * unit / STEP_S) ** 0.5
-    return max(_levels(history.values)[-1], last - SURGE_DEVIATIONS * deviation)
+    deviation = sqrt(LENGTHS_VARY * last * unit / STEP_S)
+    recent = history.values[-round(LONG_S / STEP_S) :]
+    return max(_levels(recent)[-1], last - SURGE_DEVIATIONS * deviation)
 
 
 def margin(history: History, ahead_s: float, percentile: float, unit: float) -> float:
@@ -69,12 +71,14 @@ def margin(history: History, ahead_s: float, percentile: float, unit: float) -> 
     `unit` is the work of one request a second, by which a first margin is guessed while there is little history.
     """
     values = history.values
+    if not any(values):
+        return 0.0
     steps = max(1, round(max(ahead_s, SHORT_S) / STEP_S))
     levels, means = _levels(values), _means(values, round(SHORT_S / STEP_S))
     errors = sorted(max(means[index + 1 : index + 1 + steps]) - levels[index] for index in range(len(values) - steps))
     if len(errors) < LEAST_ERRORS:
         now = levels[-1] if levels else 0.0
-        return (now * unit / SHORT_S) ** 0.5 if now > 0 else 0.0
+        return sqrt(now * unit / SHORT_S)
     return max(0.0, errors[min(len(errors) - 1, int(percentile * len(errors)))])
 
 

@@ -18,13 +18,21 @@ UP_HYSTERESIS, DOWN_HYSTERESIS = 0.1, 0.3
 """Parts of an engine: the need must exceed the engines by the first before one is added, and must leave as much as the
 second free on one fewer before one is removed.
 """
-REGRET_WINDOWS, CALM_WINDOWS, MOST_PATIENCE = 5.0, 20.0, 8.0
+REGRET_WINDOWS, CALM_WINDOWS, MOST_PATIENCE = 5.0, 10.0, 3.0
 """An engine that is needed again within so many windows after one was removed doubles the window; so many windows
 without a removal halve it. The last is the greatest factor.
 """
 CORRECTION_UP, CORRECTION_DOWN, MOST_CORRECTION = 1.02, 0.995, 1.5
 """Factors on the work for each sample that missed a target though the model expected none, and for each that did not;
 and the greatest one.
+"""
+LEAST_STARTING, STARTING_PER_READY = 4, 2
+"""Engines that may be starting at a time: the first, or the second for each ready one if that is more. Engines that
+never become ready cost no more than these.
+"""
+FORECAST_SLACK = 5.0
+"""The forecast may be exceeded this many times as often as requests may miss their targets: what exceeds it lasts a
+part of a start, and engines are whole and stay for a window. Measured by benchmarks/autoscaling.py.
 """
 DEFAULT_START_S = 30.0
 """Seconds of a start until one was measured."""
@@ -44,6 +52,8 @@ class RoleMemory:
     """What the planner remembers of one role."""
 
     history: History = NO_HISTORY
+    ahead: float = 0.0
+    """The forecast's margin by this history."""
     needs: tuple[tuple[float, float], ...] = ()
     """The engines needed at times of the past, the latest last."""
     correction: float = 1.0
@@ -133,7 +143,9 @@ def _plan_role(
     history = past.history.add(sample.at_s, work.of(role))
     most = utilisation(role, targets, rates, memory.prompt_tokens)
     now = level(history, memory.request_work)
-    ahead = margin(history, start_s, targets.percentile, memory.request_work)
+    percentile = max(0.5, 1 - FORECAST_SLACK * (1 - targets.percentile))
+    is_same = history.values is past.history.values  # the margin takes a while to compute, and changes only with these
+    ahead = past.ahead if is_same else margin(history, start_s, percentile, memory.request_work)
     backlog = backlog_engines(role, sample, targets, rates, fleet.ready, start_s)
     is_calm = not backlog and fleet.ready >= max([fleet.replicas, *(need for _, need in past.needs)])
     correction = _corrected(past.correction, role, sample, targets, is_calm=is_calm)
@@ -150,10 +162,11 @@ def _plan_role(
     replicas = _stabilised(fleet.replicas, needs, sample.at_s, since_s, down_s, policy.windows.up_s)
     if not is_awake:
         replicas = policy.min_replicas  # the wait without requests is over, which is a window of its own
-    replicas = max(policy.min_replicas, min(policy.max_replicas, replicas))
+    room = fleet.ready + max(LEAST_STARTING, STARTING_PER_READY * fleet.ready)
+    replicas = max(policy.min_replicas, min(policy.max_replicas, replicas, max(fleet.replicas, room)))
     patience, removed_s = _patience(past, fleet.replicas, replicas, sample.at_s, down_s / past.patience)
     why = _why(now, ahead, backlog, in_flight, most, correction, sample, start_s)
-    after = RoleMemory(history, needs, correction, patience, removed_s, since_s)
+    after = RoleMemory(history, ahead, needs, correction, patience, removed_s, since_s)
     return Recommendation(replicas, needed, why), after
 
 
@@ -211,6 +224,8 @@ def _why(
 ) -> str:
     """Returns the figures that decided, for people."""
     parts = [f"{now:.2f} engines are busy", f"{ahead:.2f} more may be within a start of {start_s:.0f} s"]
+    if sample.queued_requests:
+        parts.append(f"{sample.queued_requests} requests wait at gateways")
     if backlog:
         parts.append(f"{sample.queued_tokens:.0f} waiting prompt tokens need {backlog:.2f}")
     if in_flight:

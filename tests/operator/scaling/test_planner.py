@@ -143,6 +143,16 @@ def test_missed_targets_add_engines_when_the_model_is_too_hopeful() -> None:
     assert kept < missed <= 1.6 * kept + 1
 
 
+@pytest.mark.parametrize(("ready", "most"), [(0, 4), (1, 5), (3, 9)])
+def test_few_engines_start_at_a_time_when_they_do_not_become_ready(ready: int, most: int) -> None:
+    policy, memory, replicas = replace(POLICY, max_replicas=100), Memory(), max(1, ready)
+    for step in range(60):
+        sample = load(float(step), 50, queued_tokens=9_000_000)
+        planned, memory = plan_replicas({"unified": policy}, {"unified": Fleet(replicas, ready)}, sample, RATES, memory)
+        replicas = planned["unified"].replicas
+    assert replicas == most
+
+
 def test_number_does_not_flap_in_an_hour_of_noise() -> None:
     """Requests at random, eight a second, with lengths that vary: the load gives no reason to scale."""
     dice = Random(3)

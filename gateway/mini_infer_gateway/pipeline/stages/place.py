@@ -1,6 +1,7 @@
 """Places a request: waits in the queue until an endpoint has room for it."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from mini_infer_gateway.flow_control.controller import Placement
 from mini_infer_gateway.http.asgi import ClientDisconnectedError
@@ -24,15 +25,35 @@ async def place(call: Call, serving: Serving) -> Placement:
     def endpoints_now() -> Sequence[str]:
         return serving.fleet.catalog.by_name.get(call.placed_as, call.endpoints)
 
+    if call.row.generates:
+        await _hold(call, serving, endpoints_now, leave_queue_by)
     placement = await serving.flow.place(
         call.request,
         endpoints_now,
         call.request_id,
         leave_queue_by,
-        give_up_s=call.arrived_s + call.queue_timeout_s,
+        give_up_s=call.arrived_s + call.held_s + call.queue_timeout_s,
         first_token_by_s=call.arrived_s + call.first_token_target_s,
     )
     if exchange.abandoned:
         serving.flow.finish(placement)
         raise ClientDisconnectedError
     return placement
+
+
+async def _hold(
+    call: Call,
+    serving: Serving,
+    endpoints_now: Callable[[], Sequence[str]],
+    leave: Callable[[Callable[[Exception], None]], None],
+) -> None:
+    """Waits while the model has no engine and one is started on demand. That time counts for no limit of the queue."""
+    if not serving.held.must_hold(call.placed_as, endpoints_now()):
+        return
+    began_s = serving.clock()
+    while serving.held.must_hold(call.placed_as, endpoints_now()):
+        first_token_s = call.arrived_s + call.first_token_target_s - serving.clock()
+        await serving.held.hold(call.placed_as, endpoints_now, leave, min(first_token_s, call.queue_timeout_s))
+    call.held_s += serving.clock() - began_s
+    priority, deadline_s, number = call.request.order
+    call.request = replace(call.request, order=(priority, deadline_s + call.held_s, number))

@@ -1,0 +1,76 @@
+"""Scales one service: keeps the planner's memory between samples, and says when a number changes. No I/O."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mini_infer_contract.scaling import GatewayLoads
+from mini_infer_operator.scaling.planner import DEFAULT_START_S, Fleet, Memory, Recommendation, plan_replicas
+from mini_infer_operator.scaling.policy import ScalingPolicy
+from mini_infer_operator.scaling.rates import LearnedRates
+from mini_infer_operator.scaling.samples import Observed, sample_of
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A number of engines that the planner has changed."""
+
+    role: str
+    before: int
+    after: int
+    why: str
+
+    @property
+    def message(self) -> str:
+        """The change as a sentence."""
+        return f"{self.role} goes from {self.before} to {self.after}: {self.why}"
+
+
+@dataclass(slots=True)
+class ServiceScaler:
+    """The planner of one service. `name` is namespace/name."""
+
+    name: str
+    decided: dict[str, int] = field(default_factory=dict)
+    """The numbers of engines by role."""
+    start_s: float = DEFAULT_START_S
+    """Seconds of a start, as measured lately."""
+    _memory: Memory = field(default_factory=Memory)
+    _observed: Observed = field(default_factory=Observed)
+    _rates: LearnedRates = field(default_factory=LearnedRates)
+    latest: Mapping[str, Recommendation] = field(default_factory=dict)
+
+    def take(
+        self,
+        policies: Mapping[str, ScalingPolicy],
+        fleets: Mapping[str, Fleet],
+        reports: Mapping[str, GatewayLoads],
+        now_s: float,
+        measured_start_s: float | None = None,
+    ) -> list[Change]:
+        """Takes the reports of gateways, and returns the numbers that change. `fleets` are the engines by role.
+
+        Without a report nothing changes: gateways that cannot be reached are no reason to stop engines.
+        """
+        self.start_s = measured_start_s or self.start_s
+        self.decided = {role: self.decided.get(role, fleet.replicas) for role, fleet in fleets.items()}
+        percentile = max((policy.targets.percentile for policy in policies.values()), default=0.95)
+        found, self._observed = sample_of(self._observed, reports, self.name, now_s, percentile)
+        if found is None or not policies:
+            return []
+        rates = self._rates.prefill(found.prefill_tokens_per_s)
+        if found.mean_itl_s is not None:
+            engines = max(1, sum(fleet.ready for fleet in fleets.values()))
+            share = found.sample.prompt_tokens_per_s / rates.rates().prefill_tokens_per_s / engines
+            rates = rates.decode(found.rows, found.mean_itl_s, share)
+        self._rates = rates
+        planned = {role: Fleet(self.decided[role], fleet.ready) for role, fleet in fleets.items()}
+        self.latest, self._memory = plan_replicas(
+            policies, planned, found.sample, rates.rates(), self._memory, self.start_s
+        )
+        changes = [
+            Change(role, self.decided[role], one.replicas, one.why)
+            for role, one in self.latest.items()
+            if one.replicas != self.decided[role]
+        ]
+        self.decided |= {change.role: change.after for change in changes}
+        return changes
