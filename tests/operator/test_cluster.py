@@ -358,6 +358,7 @@ def test_decisions_appear_as_events_in_kubectl_describe(cluster: Cluster) -> Non
     wait(lambda: "goes from 2 to 1 engine" in described())
     lines = described()
     assert f"unified revision {revision} starts with 2 engines, image engine:1" in lines
+    wait(lambda: f"the first engine of unified revision {revision} is ready after" in described())
     assert "Normal  AllReplicasReady" in " ".join(lines.split("\n")).replace("   ", "  ")
     assert lines.count("RevisionStarted") == lines.count("ScaledDown") == 1
 
@@ -367,7 +368,11 @@ def test_the_operator_exports_its_metrics(cluster: Cluster) -> None:
     wait(lambda: cluster.ready("counted").get("status") == "True")
     seen = wait(lambda: (s := cluster.samples())[names.OPERATOR_QUEUE_DEPTH] == 0 and s)
     reported = {value for name, value in vars(names).items() if name.startswith("OPERATOR_")}
-    histograms = {names.OPERATOR_RECONCILE_DURATION, names.OPERATOR_ROLLOUT_DURATION}
+    histograms = {
+        names.OPERATOR_RECONCILE_DURATION,
+        names.OPERATOR_ROLLOUT_DURATION,
+        names.OPERATOR_ENGINE_START,
+    }
     quiet = {names.OPERATOR_RECONCILE_ERRORS}
     assert reported - histograms - quiet <= set(seen)
     assert {f"{name}_count" for name in histograms} <= set(seen)

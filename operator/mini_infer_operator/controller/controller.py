@@ -16,6 +16,7 @@ from mini_infer_operator.objects.api import KubernetesApi
 from mini_infer_operator.objects.backend import ClusterBackend
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.objects.copied_bytes import CopiedBytes
+from mini_infer_operator.objects.engine_starts import EngineStarts
 from mini_infer_operator.objects.events import EventRecorder
 from mini_infer_operator.objects.gateway_loads import GatewayLoadReader
 from mini_infer_operator.objects.model_implementations import ModelImplementations
@@ -59,11 +60,11 @@ class Controller:
             cache, gateways, events, self.changed, gpus_per_namespace=settings.scaling_gpus_per_namespace
         )
         self._planning: asyncio.Task[None] | None = None
+        self._starts = EngineStarts(metrics.engine_started)
 
         def backend(key: ServiceKey) -> ClusterBackend:
-            decided = self._scaling.decided
-            shared = (self._throttle, running, self._names, peers, implementations, copied, decided)
-            return ClusterBackend(api, cache, settings, key[0], key[1], events, *shared)
+            sources = (running, self._names, peers, implementations, copied, self._scaling.decided, self._starts)
+            return ClusterBackend(api, cache, settings, key[0], key[1], events, self._throttle, *sources)
 
         self._passes = FailedPasses[ServiceKey](backend)
         self._queue: WorkQueue[ServiceKey] | None = None
@@ -91,6 +92,7 @@ class Controller:
     def start(self) -> None:
         """Queues every service, and from now on each one that changes."""
         self._throttle.restart()
+        self._starts.restart(datetime.now(UTC))
         self._queue = WorkQueue(self._work, resync_s=self._settings.resync_s)
         for key in self._cache.keys(KIND):
             stored = self._cache.get(KIND, *key)
@@ -118,6 +120,7 @@ class Controller:
         if pause_s is None:
             self._throttle.release(key)
             self._implementations.forget(key)
+            self._starts.forget(key)
         return pause_s
 
     def _is_ours(self, stored: Mapping[str, Any]) -> bool:

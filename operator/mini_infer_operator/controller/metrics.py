@@ -6,8 +6,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from mini_infer_contract import metrics as names
+from mini_infer_operator.objects.start_stages import StartStages
 
 RECONCILE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0)
+START_BUCKETS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 ROLLOUT_BUCKETS_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 3600.0)
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
@@ -40,6 +42,13 @@ class OperatorMetrics:
             buckets=ROLLOUT_BUCKETS_S,
             registry=registry,
         )
+        self._starts = Histogram(
+            names.OPERATOR_ENGINE_START,
+            "Starts of engines, by stage.",
+            [names.LABEL_STAGE],
+            buckets=START_BUCKETS_S,
+            registry=registry,
+        )
         self._requests = Counter(
             names.OPERATOR_API_REQUESTS,
             "Requests to the API server.",
@@ -59,6 +68,11 @@ class OperatorMetrics:
     def rollout_ended(self, reason: str, seconds: float) -> None:
         """Records a rollout that ended after `seconds`; `reason` is that of its Progressing condition."""
         self._rollouts.labels(reason).observe(seconds)
+
+    def engine_started(self, stages: StartStages) -> None:
+        """Records the start of an engine."""
+        for stage, seconds in stages.by_name.items():
+            self._starts.labels(stage).observe(seconds)
 
     def request_seen(self, method: str, path: str, query: Mapping[str, str], status: int | None) -> None:
         """Counts a request to the API server; `status` is None if no answer came."""

@@ -12,6 +12,7 @@ from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.objects.copied_bytes import CopiedBytes
 from mini_infer_operator.objects.drift import SOMEBODY, Drift, additions, changes
 from mini_infer_operator.objects.engine_answers import pod_url
+from mini_infer_operator.objects.engine_starts import EngineStarts
 from mini_infer_operator.objects.events import EventRecorder
 from mini_infer_operator.objects.history import pinned_spec, retained_revisions, spec_of, with_history
 from mini_infer_operator.objects.image_volumes import image_volume_remedy
@@ -90,6 +91,7 @@ class ClusterBackend:
         implementations: ModelImplementations | None = None,
         copied: CopiedBytes | None = None,
         decided: Callable[[ServiceKey], Mapping[str, int]] = lambda key: {},
+        starts: EngineStarts | None = None,
     ) -> None:
         """`throttle` None: a new default image rolls out at once. `names` None: no other service claims a name.
 
@@ -107,6 +109,7 @@ class ClusterBackend:
         self._running = running
         self._implementations = implementations
         self._copied = copied
+        self._starts = starts
         self._names = names or ModelNames()
         self._children: dict[str, dict[str, Object]] = {}  # kind -> name -> object, filled by observe
         self._pods: list[Object] = []  # as well
@@ -130,6 +133,7 @@ class ClusterBackend:
             found = self._cache.of_service(kind.name, self._namespace, self._name)
             self._children[kind.name] = {child["metadata"]["name"]: child for child in found}
         self._pods = self._cache.of_service("Pod", self._namespace, self._name)
+        self._report_starts()
         workloads = self._workloads(service)
         image, look_again_s = self._default_image(service, workloads)
         draining = [pod for pod in self._pods if LABEL_DRAINING in pod["metadata"].get("labels", {})]
@@ -140,6 +144,14 @@ class ClusterBackend:
         implementation = self._model_implementation()
         seen = replace(observed, claimants=claimants, look_again_s=look_again_s, model_impl=implementation)
         return await self._with_model_cache(service, seen)
+
+    def _report_starts(self) -> None:
+        """Reports engines that have become ready: how long each stage of their start took."""
+        stored = self._cache.get(KIND, self._namespace, self._name)
+        if self._starts is None or stored is None:
+            return
+        for sentence in self._starts.observe((self._namespace, self._name), self._pods):
+            self.record_event(stored, "EngineStarted", sentence)
 
     async def _with_model_cache(self, service: InferenceService, observed: Observed) -> Observed:
         """Adds how far the copy of the model is, if the spec asks for one."""
