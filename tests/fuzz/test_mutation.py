@@ -28,6 +28,7 @@ def test_requests_repeat_when_their_seed_does() -> None:
     assert requests != [fuzzed_request(6, index, "m") for index in range(SAMPLE)]
     assert {request.manner for request in requests} == set(Manner)
     assert len({request.wire for request in requests}) > SAMPLE * 0.6
+    assert any(b"image_url" in request.wire for request in requests)
 
 
 def test_schemas_repeat_when_their_seed_does() -> None:

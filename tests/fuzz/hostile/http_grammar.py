@@ -40,6 +40,20 @@ class FuzzedRequest:
 
 _TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 _CHAT = {"messages": [{"role": "user", "content": "What does textwrap.dedent do?"}], "max_tokens": 6}
+_PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
+_URLS = (
+    f"data:image/png;base64,{_PIXEL}",
+    f"data:image/png;base64,{_PIXEL[:60]}",
+    "data:image/svg+xml;base64,PHN2Zy8+",
+    "data:,",
+    "http://169.254.169.254/latest/meta-data",
+    "https://user@localhost/a.png",
+    "file:///etc/passwd",
+)
+_IMAGES = [
+    [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "?"}]}]
+    for url in _URLS
+]
 VALID: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": _CHAT,
     "/v1/completions": {"prompt": "one two three", "max_tokens": 6},
@@ -60,6 +74,7 @@ VALID: dict[str, dict[str, Any]] = {
 }
 """A body that works on each path, beside its model; classes need a classifier."""
 MORE: dict[str, list[Any]] = {
+    "messages": [*_IMAGES, [_IMAGES[0][0]] * 50],
     "stream": [True, True, True, False],
     "stream_options": [{"include_usage": True, "continuous_usage_stats": True}],
     "n": [2, 3],
@@ -89,7 +104,15 @@ MORE: dict[str, list[Any]] = {
     "user": ["somebody"],
 }
 """Values that some path takes; another path refuses them."""
-_CHATS = {"tools", "tool_choice", "top_logprobs", "reasoning_effort", "response_format", "structured_outputs"}
+_CHATS = {
+    "messages",
+    "tools",
+    "tool_choice",
+    "top_logprobs",
+    "reasoning_effort",
+    "response_format",
+    "structured_outputs",
+}
 _GENERATES = {"stream", "temperature", "top_p", "seed", "stop", "logprobs", "n", "priority", "stream_options"}
 _SAMPLES = {
     "top_k",
