@@ -74,7 +74,7 @@ MODELS: dict[str, Served] = {
     "hunyuan_v1_moe": Served({**_HEAD, "num_experts": 4, "moe_topk": 2}),
     "hyperclovax": Served(),
     "jais2": Served(),
-    "minimax_m2": Served({**_EXPERTS, **_HEAD, "rotary_dim": 8}),
+    "minimax_m2": Served({**_EXPERTS, **_HEAD, "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 1e4}}),
     "ministral": Served({**_HEAD, **_ALL_WINDOWS}),
     "ministral3": Served(_HEAD),
     "modernbert-decoder": Served({"local_attention": 24}),

@@ -114,6 +114,9 @@ def _transformers_config(file: Fields, generation: GenerationDefaults, *, trust_
     architecture = architecture_of(file)
     if weights_file(file.path.parent) is not None:
         raise file.refuse("architectures", "GGUF files run from files of ours only: leave --model-impl out.")
+    if architecture == "MiniMaxM2ForCausalLM" and file.values.get("rotary_dim") is not None:
+        # https://github.com/huggingface/transformers/issues/48241
+        raise file.refuse("rotary_dim", "transformers rotates whole heads all the same: leave --model-impl out.")
     if find_spec("transformers") is None:
         raise file.refuse("architectures", "the package transformers, which would run it, is missing: install it.")
     from mini_infer_engine.models.transformers_backend.config import parse_transformers_config

@@ -109,6 +109,12 @@ def test_the_config_of_minimax_is_read_when_it_is_the_published_one(tmp_path: Pa
     assert config_of(tmp_path, kept, partial_rotary_factor=0.5).ropes == config.ropes
 
 
+def test_minimax_is_refused_when_transformers_would_rotate_whole_heads(tmp_path: Path) -> None:
+    config_of(tmp_path, MINIMAX_M2)
+    with pytest.raises(ModelError, match="rotary_dim"):
+        read_config(tmp_path, "transformers")
+
+
 @pytest.mark.parametrize(
     ("published", "changes", "named"),
     [

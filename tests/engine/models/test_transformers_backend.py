@@ -10,6 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.model.architectures import MODELS as NATIVE_MODELS
 from mini_infer_engine.config.model.transformers_architectures import REFUSED as REASONS
 from mini_infer_engine.config.model.transformers_architectures import THROUGH_TRANSFORMERS
 from mini_infer_engine.config.options.settings import EngineSettings
@@ -34,6 +35,8 @@ from tests.support.transformers_models import (
 
 SAMPLED = ("gpt2", "cohere2", "glm4", "opt", "qwen2_moe")
 """The models of `make test`: absolute positions, windows, interleaved rotation, another decoder path, and experts."""
+NATIVE = sorted(each.model_type for name, each in THROUGH_TRANSFORMERS.items() if name in NATIVE_MODELS)
+"""The models that a file of ours runs, too."""
 DOCUMENT = Path(__file__).parents[3] / "docs" / "models.md"
 LENGTH = 64
 PROMPTS = [[(place * 7 + index * 3) % 150 + 5 for place in range(20 + 23 * index)] for index in range(3)]
@@ -59,13 +62,13 @@ def generate(engine: Engine, prompts: Sequence[list[int]], length: int = LENGTH,
     return list(made.values())
 
 
-def check_text(directory: Path, model_type: str) -> None:
+def check_text(directory: Path, model_type: str, impl: str = "transformers") -> None:
     """Compares the text of whole, chunked, cached, batched and preempted runs with `generate`'s."""
     model = save_model(directory, model_type)
     expected = [expected_tokens(model, prompt, LENGTH) for prompt in PROMPTS]
     assert max(len(set(tokens)) for tokens in expected) > 3, "a text that repeats one token shows nothing"
-    engine, runner = make_engine(directory, model_impl="transformers")
-    assert runner.config.model_impl == "transformers"
+    engine, runner = make_engine(directory, model_impl=impl)
+    assert runner.config.model_impl == impl
     assert generate(engine, PROMPTS[:1]) == expected[:1], "whole and alone"
     assert generate(engine, PROMPTS) == expected, "batched"
     assert generate(engine, PROMPTS) == expected, "cached"
@@ -73,7 +76,7 @@ def check_text(directory: Path, model_type: str) -> None:
     num_pages = runner.kv_cache.most_pages(140, 16, 30)  # what one sequence of the longest context takes
     memory = (num_pages + 1) * runner.worker.page_bytes(16, runner.kv_cache)
     limits = {"kv_cache_memory": memory, "max_num_batched_tokens": 30, "max_model_len": 140}
-    small, _ = make_engine(directory, model_impl="transformers", **limits)
+    small, _ = make_engine(directory, model_impl=impl, **limits)
     prompts = [PROMPTS[0], PROMPTS[0][:-1], PROMPTS[0][1:]]
     whole = generate(engine, prompts)
     assert whole[0] == expected[0]
@@ -90,6 +93,16 @@ def test_text_is_that_of_generate_when_passes_are_cut_cached_and_preempted(model
 @pytest.mark.parametrize("model_type", sorted(MODELS))
 def test_text_of_every_model_is_that_of_generate(model_type: str, tmp_path: Path) -> None:
     check_text(tmp_path, model_type)
+
+
+def test_text_is_that_of_generate_when_a_file_of_ours_runs_the_model(tmp_path: Path) -> None:
+    check_text(tmp_path, "glm4_moe", "native")
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("model_type", NATIVE)
+def test_text_of_every_model_with_a_file_of_ours_is_that_of_generate(model_type: str, tmp_path: Path) -> None:
+    check_text(tmp_path, model_type, "native")
 
 
 @pytest.fixture(scope="module")
