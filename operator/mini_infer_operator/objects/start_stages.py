@@ -72,8 +72,8 @@ def start_stages(pod: Mapping[str, Any]) -> StartStages | None:
 
 def _since(status: Mapping[str, Any], kind: str) -> datetime | None:
     conditions = status.get("conditions") or ()
-    found = next((c for c in conditions if c.get("type") == kind and c.get("status") == "True"), {})
-    return time_of(found.get("lastTransitionTime"))
+    times = (c.get("lastTransitionTime") for c in conditions if c.get("type") == kind and c.get("status") == "True")
+    return time_of(next(times, None))
 
 
 def _state(container: Mapping[str, Any], name: str) -> Mapping[str, Any]:
