@@ -41,7 +41,7 @@ def _outputs(total, x, places, x_stride, offs, channels, mask, GATED: tl.constex
     return total / (1.0 + tl.exp(-total))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["padding_slot"])
 def _convolve_steps(
     x,
     x_stride,
@@ -121,22 +121,25 @@ def _convolve_chunks(
     ts = tl.arange(0, SIZE)[:, None]
     offs = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     mask = (ts < count) & (offs < channels)
-    tokens = first + ts
+    # Places are relative to the chunk: 32 bits are enough for them.
+    x += first * x_stride
+    out += first * channels
+    row_begin = (begin - first).to(tl.int32)
     total = tl.zeros((SIZE, BLOCK), dtype=tl.float32)
     if HAS_BIAS:
         total += tl.load(bias + offs, mask=offs < channels, other=0.0).to(tl.float32)
     for tap in tl.static_range(WIDTH):
-        places = tokens - (WIDTH - 1) + tap
-        here = _inputs(x, places, x_stride, offs, channels, mask & (places >= begin), GATED)
+        places = ts - (WIDTH - 1) + tap
+        here = _inputs(x, places, x_stride, offs, channels, mask & (places >= row_begin), GATED)
         total += here * tl.load(weight + offs * WIDTH + tap, mask=offs < channels, other=0.0).to(tl.float32)
     if (first == begin) & (source >= 0):
         for tap in tl.static_range(WIDTH - 1):
-            places = tokens - (WIDTH - 1) + tap
-            before = states + source * slot_stride + offs * (WIDTH - 1) + (places - begin + WIDTH - 1)
-            earlier = tl.load(before, mask=mask & (places < begin), other=0.0).to(tl.float32)
+            places = ts - (WIDTH - 1) + tap
+            before = states + source * slot_stride + offs * (WIDTH - 1) + (places + WIDTH - 1)
+            earlier = tl.load(before, mask=mask & (places < 0), other=0.0).to(tl.float32)
             total += earlier * tl.load(weight + offs * WIDTH + tap, mask=offs < channels, other=0.0).to(tl.float32)
-    result = _outputs(total, x, tokens, x_stride, offs, channels, mask, GATED)
-    tl.store(out + tokens * channels + offs, result.to(out.dtype.element_ty), mask=mask)
+    result = _outputs(total, x, ts, x_stride, offs, channels, mask, GATED)
+    tl.store(out + ts * channels + offs, result.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from mini_infer_engine.kernels.recurrence.pass_tables import MOST_PROGRAMS, Pass
 from mini_infer_engine.kernels.sizes import next_power_of_2
 
 
-@triton.jit(do_not_specialize=["num_steps"])
+@triton.jit(do_not_specialize=["num_steps", "padding_slot"])
 def _gated_delta_step(
     mixed,
     mixed_stride,

@@ -15,7 +15,7 @@ _MOST_VALUES = 32
 """Columns of the state in one program: with 128 rows they are 32 registers of each thread."""
 
 
-@triton.jit(do_not_specialize=["num_steps"])
+@triton.jit(do_not_specialize=["num_steps", "padding_slot"])
 def _state_space_step(
     mixed,
     mixed_stride,
