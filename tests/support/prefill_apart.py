@@ -17,7 +17,7 @@ from mini_infer_engine.core.request import KVSource, Output, Request
 from mini_infer_engine.core_process.build import BuiltEngine, build_engine
 from mini_infer_engine.core_process.kv_transfer import begin_identity, start_transfer
 from mini_infer_engine.kv_transfer.transfer_port import TransferPort
-from mini_infer_engine.offline import llm
+from mini_infer_engine.offline import loaded_model
 from mini_infer_operator.local.ports import free_ports
 
 COMPUTED_HERE = {"prompt_logprobs", "embedding", "beam_search"}
@@ -51,7 +51,10 @@ def prefill_apart() -> Iterator[None]:
         def build_several(settings: EngineSettings, *_: Any) -> None:
             raise ValueError(transfer_fault(settings))
 
-        with patch.object(llm, "build_engine", build), patch.object(llm, "OfflineEngines", build_several):
+        with (
+            patch.object(loaded_model, "build_engine", build),
+            patch.object(loaded_model, "OfflineEngines", build_several),
+        ):
             yield
 
 
