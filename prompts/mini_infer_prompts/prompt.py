@@ -126,6 +126,9 @@ class ChatTemplates:
         self.images = images
         self._templates = {name: ChatTemplate(source, strict) for name, source in sources.items()}
         self.template_sources = dict(sources)
+        if images is not None:
+            for template in self._templates.values():
+                template.shows_image_parts(images.marker)  # remembered: a request's rendering may have less time
 
     def chat_template(self, with_tools: bool) -> ChatTemplate:
         """Returns the template for a conversation: the model's one for tools, if it has two. Raises ApiError 400 if it

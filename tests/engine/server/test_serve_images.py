@@ -49,5 +49,6 @@ def test_a_file_of_the_allowed_folder_is_the_image_that_it_contains(server: Engi
 
 
 def test_more_images_are_refused_when_a_flag_limits_them(server: EngineServer) -> None:
-    with pytest.raises(openai.BadRequestError, match="too_many_images"):
+    with pytest.raises(openai.BadRequestError, match="messages") as refused:
         ask(server, *[image_part(image_bytes(random_image(9, 9)))] * 3)
+    assert refused.value.code == "too_many_images"
