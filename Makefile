@@ -44,8 +44,8 @@ test-schemas: install ## structured output of 300 JSON schemas, four outputs eac
 test-features: install ## every pair of features on a CPU, as docs/features.md tells it
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m features tests/engine/test_features.py tests/engine/server/test_kv_transfer_of_models.py $(PYTEST_ARGS)
 
-test-models: install ## every architecture that runs through transformers, beside its generate; make test has five
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m models tests/engine/models/test_transformers_backend.py $(PYTEST_ARGS)
+test-models: install ## tiny checkpoints of every architecture and of unusual configs, beside transformers; make test has a few
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m models tests/engine/models $(PYTEST_ARGS)
 
 check: install ## ruff, format, mypy, import rules, docstrings: what CI and pre-commit run
 	$(BIN)/ruff check .

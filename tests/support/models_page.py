@@ -3,6 +3,7 @@
 from mini_infer_engine.config.model.architectures import HYBRIDS
 from mini_infer_engine.config.model.transformers_architectures import REFUSED
 from mini_infer_engine.models.support import ModelSupport, supported_models
+from tests.support.model_cells import CELLS, cell, claims
 
 _HEAD = """\
 # Which models run, and from which code
@@ -11,26 +12,12 @@ Written by `python -m tests.support.models_page`; a test compares it with what i
 file of ours where there is one, and transformers' own code otherwise. `/v1/models` names the code that runs
 (`model_impl`), and so do the log and the status of an InferenceService (`modelImpl`). `mini-infer models` prints the
 same list, with `--json` for programs.
+
+A filled cell names the case of its column's test that shows it; where it says yes, the case is the `model_type`
+(hybrids and models that read images have tests of their own). A test checks that all of them exist. `untested` runs,
+and nobody has compared its results. What an empty cell stands for is refused at the start. There are no adapters
+(LoRA) yet. `make test` and `make test-models` run every case that needs no GPU; CI runs `make test`.
 """
-_COLUMNS = {
-    "CPU": "{models}: logits equal those of transformers; {backend}: greedy text equals that of `generate`",
-    "GPU": "{gpu}; models through transformers that were compared on an H200: `eager` with `--enforce-eager` alone",
-    "TP": "{sharded}, {sharding}: several ranks compute what one process does",
-    "quantised": "{quantised}, and tests of checkpoints beside it ([quantization.md](quantization.md))",
-    "GGUF": "{gguf}",
-    "speculation": "{features}, {backend}",
-}
-"""The tests that show each column, by the keys of `_TESTS`."""
-_TESTS = {
-    "models": "engine/models/test_models.py",
-    "backend": "engine/models/test_transformers_backend.py",
-    "gpu": "gpu",
-    "sharded": "engine/distributed/test_sharded_models.py",
-    "sharding": "engine/models/test_transformers_sharding.py",
-    "quantised": "engine/models/test_quantization_on_load.py",
-    "gguf": "engine/gguf",
-    "features": "engine/test_features.py",
-}
 _NATIVE = """\
 ## By files of ours
 With pipelines, KV transfer and all else that [can be combined](features.md), too.
@@ -72,23 +59,50 @@ _REFUSED = """\
 ## Refused
 A start is refused with the reason, the nearest architecture that runs, and the flag. Tested are:
 """
-_HEADING = f"{' | '.join(_COLUMNS)} |"
-_RULE = "|---|---|---|---|---|---|---|---|"
+_COLUMNS = ("CPU", "GPU", "TP", "quantised", "GGUF")
+_RULE = "|---|---|---|---|---|---|---|---|---|"
+_KINDS = {
+    "native": "files of ours",
+    "hybrids": "hybrids",
+    "transformers": "through transformers",
+    "encoders": "encoders",
+}
 
 
 def _row(model: ModelSupport) -> str:
-    code = f"`{model.model_type}`"
-    if model.implementation == "native":
-        code = f"[{model.model_type}.py](../engine/mini_infer_engine/models/{model.model_type}.py)"
-    flags = ("yes" if flag else "" for flag in (model.tensor_parallel, model.quantised, model.gguf))
-    methods = ", ".join(f"`{method}`" for method in model.speculation)
-    cells = (f"`{model.architecture}`", code, "yes" if model.cpu else "", model.gpu, *flags, methods)
+    is_native = model.implementation == "native"
+    code = f"[{model.model_type}.py](../engine/mini_infer_engine/models/{model.model_type}.py)"
+    cells = [f"`{model.architecture}`", code if is_native else f"`{model.model_type}`"]
+    cells += [_cell(model, column) for column in _COLUMNS]
+    cells.append(", ".join(f"`{method}`" for method in model.speculation))
+    if is_native:
+        cells.append(_cell(model, "transformers"))
     return f"| {' | '.join(cells)} |"
+
+
+def _cell(model: ModelSupport, column: str) -> str:
+    """Returns the case that shows a column, or how far it goes without one."""
+    shown = cell(model, column)
+    if shown is None:
+        return "untested" if column == "GPU" else "yes" if claims(model, column) else ""
+    if model.implementation == "native":
+        return f"`{shown.name}`"
+    return "eager" if column == "GPU" and model.gpu == "eager" else "yes"
+
+
+def _tests() -> list[str]:
+    """Returns a line for each test: where it is, and which cells it shows."""
+    rows = []
+    for key, test in CELLS.items():
+        kind, _, column = key.partition(" ")
+        file = f"[{test.path.rpartition('/')[2]}](../{test.path})"
+        rows.append(f"| {_KINDS[kind]} | {column} | {file}: `{test.function}[{test.case.format('CASE')}]` |")
+    return rows
 
 
 def page() -> str:
     """The whole page."""
-    models = supported_models()
+    models, heading = supported_models(), f"{' | '.join(_COLUMNS)} | speculation |"
     hybrids = [_row(model) for model in models if model.architecture in HYBRIDS]
     images = [_row(model) for model in models if model.reads_images]
     others = [model for model in models if not model.reads_images and model.architecture not in HYBRIDS]
@@ -98,28 +112,26 @@ def page() -> str:
         f"| `{model.architecture}` | `{model.model_type}` | {model.gpu} |" for model in models if not model.generates
     ]
     refused = [f"| `{architecture}` | {reason} |" for architecture, reason in REFUSED.items()]
-    links = {key: f"[{path.rpartition('/')[2]}](../tests/{path})" for key, path in _TESTS.items()}
-    tests = [f"| {column} | {shown.format(**links)} |" for column, shown in _COLUMNS.items()]
     return "\n".join(
         [
             _HEAD,
-            "| column | its tests |\n|---|---|",
-            *tests,
+            "| models | column | test |\n|---|---|---|",
+            *_tests(),
             "",
             _NATIVE,
-            f"| architecture | file | {_HEADING}\n{_RULE}",
+            f"| architecture | file | {heading} `--model-impl transformers` |\n{_RULE}",
             *native,
             "",
             _HYBRID,
-            f"| architecture | file | {_HEADING}\n{_RULE}",
+            f"| architecture | file | {heading} `--model-impl transformers` |\n{_RULE}",
             *hybrids,
             "",
             _IMAGES,
-            f"| architecture | file | {_HEADING}\n{_RULE}",
+            f"| architecture | file | {heading} `--model-impl transformers` |\n{_RULE}",
             *images,
             "",
             _THROUGH,
-            f"| architecture | `model_type` | {_HEADING}\n{_RULE}",
+            f"| architecture | `model_type` | {heading}\n{_RULE.removesuffix('---|')}",
             *through,
             "",
             _POOLING,

@@ -46,6 +46,15 @@ MODELS: dict[str, Served] = {
     "apertus": Served(std=0.1),
     "arcee": Served(),
     "afmoe": Served({**_EXPERTS, **_HEAD, **_WINDOWS}, ranks=(2,)),
+    "bloom": Served({"seq_length": 512, "tie_word_embeddings": False}),
+    "codegen": Served({"rotary_dim": 8, "n_positions": 512, "n_ctx": 512}),
+    "falcon": Served({"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "gpt_neo": Served(
+        {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 24}
+    ),
+    "gptj": Served({"rotary_dim": 8, "n_positions": 512}),
+    "mpt": Served({"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 512, "tie_word_embeddings": False}),
+    "xglm": Served({"d_model": 64, "attention_heads": 4, "num_layers": 2, "ffn_dim": 96, "tie_word_embeddings": False}),
     "biogpt": Served({"tie_word_embeddings": False}),
     "bitnet": Served(),
     "cohere": Served(),
@@ -101,6 +110,20 @@ MODELS: dict[str, Served] = {
     "hy_v3": Served({**_EXPERTS, **_HEAD}),
 }
 """By model_type: a shape for each of `THROUGH_TRANSFORMERS`."""
+OTHER_SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "falcon, one key": ("falcon", {"new_decoder_architecture": False, "multi_query": True}),
+    "falcon, alibi": (
+        "falcon",
+        {"new_decoder_architecture": False, "multi_query": False, "num_kv_heads": 4, "alibi": True, "bias": True},
+    ),
+    "gptj, whole heads": ("gptj", {"rotary_dim": 16}),
+    "mpt, clipped": ("mpt", {"n_heads": 2, "attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.3}}),
+    "bloom, six heads": (
+        "bloom",
+        {"hidden_size": 96, "num_attention_heads": 6, "apply_residual_connection_post_layernorm": True},
+    ),
+}
+"""Further shapes of models whose attention is replaced, by what differs."""
 ARCHITECTURES = {each.model_type: name for name, each in THROUGH_TRANSFORMERS.items()}
 """The class in `architectures` of config.json by model_type."""
 SHARDED = sorted(each.model_type for each in THROUGH_TRANSFORMERS.values() if each.tensor_parallel)
@@ -121,15 +144,7 @@ class Refused:
 
 _INTERFACE, _STATE = "attention interface", "linear_attention"
 REFUSED: dict[str, Refused] = {
-    "alibi": Refused("bloom", "BloomForCausalLM", _INTERFACE),
-    "alibi of MPT": Refused("mpt", "MptForCausalLM", _INTERFACE),
-    "Falcon": Refused("falcon", "FalconForCausalLM", _INTERFACE),
-    "GPT-J": Refused("gptj", "GPTJForCausalLM", _INTERFACE),
-    "GPT-Neo": Refused(
-        "gpt_neo", "GPTNeoForCausalLM", _INTERFACE, {"num_layers": 2, "attention_types": [[["global", "local"], 1]]}
-    ),
-    "CodeGen": Refused("codegen", "CodeGenForCausalLM", _INTERFACE, {"n_ctx": 64, "rotary_dim": 8}),
-    "XGLM": Refused("xglm", "XGLMForCausalLM", _INTERFACE, {"d_model": 64, "attention_heads": 4, "num_layers": 2}),
+    "own attention": Refused("openai-gpt", "OpenAIGPTLMHeadModel", _INTERFACE),
     "Mamba": Refused("mamba", "MambaForCausalLM", _STATE),
     "RWKV": Refused("rwkv", "RwkvForCausalLM", "state"),
     "gated delta net": Refused(
@@ -175,10 +190,10 @@ def save_config(directory: Path, refused: Refused) -> None:
     (directory / "config.json").write_text(json.dumps(fields))
 
 
-def save_model(directory: Path, model_type: str) -> Any:
+def save_model(directory: Path, model_type: str, **changes: Any) -> Any:
     """Saves a random model of this type into `directory`, and returns it."""
     torch.manual_seed(7)
-    config = transformers.AutoConfig.for_model(model_type, **(_SHAPE | MODELS[model_type].changes))
+    config = transformers.AutoConfig.for_model(model_type, **(_SHAPE | MODELS[model_type].changes | changes))
     config.dtype = torch.float32
     eager = {"attn_implementation": "eager"} if model_type == "vaultgemma" else {}  # torch's own has no soft cap
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **eager).eval()

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.gguf.architectures import FACTORS_TENSORS, model_config
+from mini_infer_engine.gguf.architectures import model_config
 from mini_infer_engine.gguf.header import GgufHeader
 from mini_infer_engine.gguf.tokenizer import tokenizer_files
+from mini_infer_engine.gguf.translation import FACTORS_TENSORS
 
 POINTER = "gguf.json"
 """The file in a folder that names the GGUF file with its weights."""
-_FORM = 3
+_FORM = 4
 """The version of the folder's content; a new number makes new folders."""
 
 

@@ -16,6 +16,19 @@ from mini_infer_engine.gguf.architectures import ARCHITECTURES
 GpuSupport = Literal["yes", "eager", "untested"]
 _NAMED_LLAMA_IN_GGUF = "MistralForCausalLM"
 """A model whose GGUF files are of the architecture llama."""
+_FILE_ALONE = frozenset(
+    {
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "DeepseekV32ForCausalLM",
+        "Gemma4ForCausalLM",
+        "Gemma4UnifiedForCausalLM",
+        "Glm4MoeLiteForCausalLM",
+        "GlmMoeDsaForCausalLM",
+        "MiniMaxM2ForCausalLM",
+    }
+)
+"""Models that `--model-impl transformers` refuses: latent attention, layers of different heads, other rotations."""
 _SPARSE = frozenset({"DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"})
 """Models with sparse attention, which need `--enforce-eager` on a GPU and check no guesses there."""
 _UNTESTED = (
@@ -62,6 +75,8 @@ class ModelSupport:
     """The values of `--speculative-method` that go with it, on one device."""
     cpu: bool = True
     reads_images: bool = False
+    through_transformers: bool = True
+    """True if `--model-impl transformers` runs it, too."""
     generates: bool = True
     """False if it makes embeddings and scores alone, in the pooling engine."""
 
@@ -79,6 +94,7 @@ def supported_models() -> list[ModelSupport]:
             quantised=name not in _UNQUANTISED,
             gguf=name in in_gguf,
             speculation=_speculation(name),
+            through_transformers=name not in HYBRIDS | _FILE_ALONE,
         )
         for name, module in MODELS.items()
     ]
@@ -106,6 +122,7 @@ def _with_images(name: str) -> ModelSupport:
         gguf=False,
         speculation=_speculation(TEXT_PARTS[name]),
         reads_images=True,
+        through_transformers=False,
     )
 
 

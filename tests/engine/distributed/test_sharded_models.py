@@ -38,11 +38,11 @@ CHOSEN = [
     "glm", "glm4", "glm4-moe", "glm4-moe-air", "minimax-m2", "minimax-m2-one-kv-head",
     "glm4-moe-lite", "solar-open", "dots1", "seed-oss", "exaone4", "olmo3", "olmoe", "qwen2-moe",
     "ernie4.5", "ernie4.5-moe",
-    "deepseek-v3.2", "glm-5", "gemma4", "gemma4-inputs", "gemma4-moe",
+    "deepseek-v3.2", "glm-5", "gemma4", "gemma4-unified", "gemma4-inputs", "gemma4-moe",
 ]  # fmt: skip
 HYBRIDS = [
-    "qwen3-next", "qwen3.5", "granite-hybrid", "granite-hybrid-moe", "nemotron-h", "nemotron-3", "nemotron-3-latent",
-    "lfm2", "lfm2-biased", "lfm2-moe",
+    "qwen3-next", "qwen3.5", "qwen3.5-moe", "granite-hybrid", "granite-hybrid-moe", "nemotron-h", "nemotron-3",
+    "nemotron-3-latent", "lfm2", "lfm2-biased", "lfm2-moe",
 ]  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """GGUF files: logits are those of transformers with the weights that the files stand for; what is broken is named."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,25 @@ from mini_infer_engine.gguf.folder import model_folder
 from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.runtime import worker
+from tests.support.gguf_experts_files import write_sparse_gguf
 from tests.support.gguf_files import I_QUANTS, K_QUANTS, tiny_vocabulary, write_gguf
-from tests.support.tiny_models import GRANITE, PageDealer, reference_logits, run_chunks, tiny_runner
+from tests.support.tiny_models import (
+    DEEPSEEK,
+    DEEPSEEK_V3,
+    DEEPSEEK_YARN,
+    GATED_DELTA,
+    GATED_MOE,
+    GPT_OSS,
+    GRANITE,
+    LFM2,
+    MAMBA,
+    NEMOTRON,
+    NEMOTRON_MOE,
+    PageDealer,
+    reference_logits,
+    run_chunks,
+    tiny_runner,
+)
 
 TOLERANCE = 1e-4
 TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
@@ -46,6 +64,46 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3moe": ("qwen3moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32} | NORMED),
     "mixtral": ("mixtral", {"num_local_experts": 4}),
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "truncate": False,
+}
+SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek2": ("deepseek2", DEEPSEEK_YARN | {"rope_parameters": DEEPSEEK_YARN["rope_parameters"] | {"mscale": 0.7}}),
+    "deepseek2-lite": ("deepseek2", DEEPSEEK),
+    "deepseek2-older": ("deepseek2+older", DEEPSEEK),
+    "deepseek3": (
+        "deepseek2+v3",
+        DEEPSEEK_V3 | {"rope_parameters": DEEPSEEK_YARN["rope_parameters"] | {"mscale": 0.7}},
+    ),
+    "gpt-oss": ("gpt-oss", GPT_OSS | {"rope_parameters": YARN}),
+    "gpt-oss-mxfp4": ("gpt-oss+mxfp4", GPT_OSS | {"rope_parameters": YARN}),
+    "granitehybrid": ("granitehybrid", MAMBA | {"num_local_experts": 0, "tie_word_embeddings": True}),
+    "granitehybrid-moe": (
+        "granitehybrid",
+        MAMBA | {"num_local_experts": 5, "num_experts_per_tok": 2, "mamba_proj_bias": True, "mamba_conv_bias": False},
+    ),
+    "nemotron_h": ("nemotron_h", NEMOTRON | {"mlp_bias": True, "use_bias": True}),
+    "nemotron_h_moe": ("nemotron_h_moe", NEMOTRON_MOE),
+    "lfm2": ("lfm2", LFM2),
+    "lfm2moe": (
+        "lfm2moe",
+        {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "qwen3next": ("qwen3next", GATED_DELTA | GATED_MOE),
+    "qwen35": ("qwen35", GATED_DELTA | {"linear_num_value_heads": 6}),
+    "qwen35moe": ("qwen35moe", GATED_DELTA | GATED_MOE),
+}
 ENCODINGS = [
     Encoding.F16,
     Encoding.BF16,
@@ -72,10 +130,11 @@ def largest_error(path: Path, model: Any) -> float:
     return float((actual - expected).abs().max() / max(1.0, float(expected.abs().max())))
 
 
-@pytest.mark.parametrize("variant", ARCHITECTURES)
+@pytest.mark.parametrize("variant", [*ARCHITECTURES, *SPARSE])
 def test_gguf_logits_equal_transformers_for_each_architecture(variant: str, tmp_path: Path) -> None:
-    architecture, changes = ARCHITECTURES[variant]
-    model = write_gguf(tmp_path / "m.gguf", architecture, **changes)
+    architecture, changes = (ARCHITECTURES | SPARSE)[variant]
+    write = write_sparse_gguf if variant in SPARSE else write_gguf
+    model = write(tmp_path / "m.gguf", architecture, **deepcopy(changes))
     assert largest_error(tmp_path / "m.gguf", model) <= TOLERANCE
 
 
@@ -206,7 +265,7 @@ BROKEN: dict[str, tuple[dict[str, Any], Callable[[Path], object] | None, list[st
     "in the header": ({}, lambda path: cut(path, 700), ["cut short", "download it again"]),
     "in the weights": ({}, lambda path: cut(path, 0.7), ["cut short", "tensor", "bytes behind the end"]),
     "old version": ({}, lambda path: path.write_bytes(b"GGUF\x01" + bytes(50)), ["version 1", "convert"]),
-    "architecture": ({"fields": {"general.architecture": "mamba"}}, None, ["mamba", "qwen2, qwen3, qwen3moe"]),
+    "architecture": ({"fields": {"general.architecture": "mamba"}}, None, ["mamba", "qwen2, qwen3, qwen35"]),
     "experts": ({"fields": {"llama.expert_count": 8}}, None, ["llama.expert_used_count", "missing"]),
     "rope": ({"fields": {"llama.rope.scaling.type": "longrope"}}, None, ["longrope", "yarn"]),
     "some dimensions": ({"fields": {"llama.rope.dimension_count": 16}}, None, ["rope.dimension_count = 16", "of 24"]),
@@ -270,3 +329,18 @@ def test_the_error_names_a_gguf_encoding_when_it_is_unsupported(tmp_path: Path) 
     path.write_bytes(content[:place] + (40).to_bytes(4, "little") + content[place + 4 :])
     with pytest.raises(ModelError, match=r"blk\.0\.attn_k\.weight.*NVFP4.*Q4_0"):
         model_folder(path)
+
+
+def test_the_error_names_both_tensors_when_parts_of_one_do_not_fit(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_sparse_gguf(path, "deepseek2", tensors={"blk.1.attn_v_b.weight": np.ones((4, 20, 8), np.float32)}, **DEEPSEEK)
+    with pytest.raises(ModelError, match=r"blk\.1\.attn_k_b\.weight and blk\.1\.attn_v_b\.weight"):
+        tiny_runner(model_folder(path))
+
+
+def test_tensors_of_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    path, extra = tmp_path / "m.gguf", np.ones((8, 64), np.float32)
+    fields = {"qwen35.block_count": 5, "qwen35.nextn_predict_layers": 1}
+    tensors = {"blk.4.nextn.eh_proj.weight": extra}
+    model = write_sparse_gguf(path, "qwen35", fields=fields, tensors=tensors, **GATED_DELTA)
+    assert largest_error(path, model) <= TOLERANCE

@@ -258,15 +258,13 @@ def test_the_architecture_is_named_when_the_tokenizer_is_missing_too(
 
 
 UNREAD: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "MLX": ({"quantization_config": {"group_size": 64, "bits": 4}}, ["MLX", "--quantization int4"]),
-    "old MLX": ({"quantization": {"group_size": 64, "bits": 8}}, ["MLX", "--quantization int8"]),
-    "bitsandbytes": (
-        {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}},
-        ["bitsandbytes", "--quantization int4"],
+    "MLX, floats": (
+        {"quantization_config": {"group_size": 32, "bits": 4, "mode": "mxfp4"}},
+        ["MLX", "--quantization int4"],
     ),
-    "bitsandbytes, 8 bits": (
-        {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
-        ["bitsandbytes", "--quantization int8"],
+    "bitsandbytes": (
+        {"quantization_config": {"quant_method": "bitsandbytes"}},
+        ["bitsandbytes", "--quantization int4"],
     ),
     "HQQ": (
         {"quantization_config": {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 8}}}},
@@ -283,6 +281,27 @@ UNREAD: dict[str, tuple[dict[str, Any], list[str]]] = {
     "AutoRound": ({"quantization_config": {"quant_method": "auto-round", "bits": 4}}, ["AutoRound", "auto_gptq"]),
     "unknown": ({"quantization_config": {"quant_method": "own"}}, ["'own'", "compressed-tensors"]),
 }
+
+
+WIDENED: dict[str, dict[str, Any]] = {
+    "MLX": {"quantization_config": {"group_size": 64, "bits": 4}},
+    "old MLX": {"quantization": {"group_size": 64, "bits": 8}},
+    "bitsandbytes": {
+        "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    },
+    "bitsandbytes, 8 bits": {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
+}
+
+
+@pytest.mark.parametrize("form", WIDENED)
+def test_a_form_that_files_of_ours_dequantise_is_refused_when_transformers_runs_the_model(
+    form: str, good: dict[str, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_bytes((good["whole"] / "config.json").read_bytes())
+    edit_json(tmp_path, "config.json", **WIDENED[form])
+    assert read_config(tmp_path, "native").widened is not None
+    with pytest.raises(ModelError, match="original weights"):
+        read_config(tmp_path, "transformers")
 
 
 @pytest.mark.parametrize("impl", ["native", "transformers"])

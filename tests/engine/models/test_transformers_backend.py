@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
@@ -18,12 +19,14 @@ from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.speculation.controller import DraftController
 from mini_infer_engine.models.registry import read_config
+from mini_infer_engine.models.transformers_backend.alibi import positions_of, slopes_of
 from mini_infer_engine.runtime import model_runner
 from mini_infer_engine.runtime.model_runner import ModelRunner, load_runner
 from tests.support.models_page import page
 from tests.support.tiny_models import save_tiny_model
 from tests.support.transformers_models import (
     MODELS,
+    OTHER_SHAPES,
     REFUSED,
     SPARSE,
     WIDTHS,
@@ -62,9 +65,9 @@ def generate(engine: Engine, prompts: Sequence[list[int]], length: int = LENGTH,
     return list(made.values())
 
 
-def check_text(directory: Path, model_type: str, impl: str = "transformers") -> None:
+def check_text(directory: Path, model_type: str, impl: str = "transformers", **changes: Any) -> None:
     """Compares the text of whole, chunked, cached, batched and preempted runs with `generate`'s."""
-    model = save_model(directory, model_type)
+    model = save_model(directory, model_type, **changes)
     expected = [expected_tokens(model, prompt, LENGTH) for prompt in PROMPTS]
     assert max(len(set(tokens)) for tokens in expected) > 3, "a text that repeats one token shows nothing"
     engine, runner = make_engine(directory, model_impl=impl)
@@ -103,6 +106,31 @@ def test_text_is_that_of_generate_when_a_file_of_ours_runs_the_model(tmp_path: P
 @pytest.mark.parametrize("model_type", NATIVE)
 def test_text_of_every_model_with_a_file_of_ours_is_that_of_generate(model_type: str, tmp_path: Path) -> None:
     check_text(tmp_path, model_type, "native")
+
+
+@pytest.mark.parametrize(
+    "shape", [pytest.param(name, marks=[] if "alibi" in name else pytest.mark.models) for name in OTHER_SHAPES]
+)
+def test_text_is_that_of_generate_when_attention_is_replaced(shape: str, tmp_path: Path) -> None:
+    model_type, changes = OTHER_SHAPES[shape]
+    check_text(tmp_path, model_type, **changes)
+
+
+def test_pages_of_8_bits_are_refused_when_keys_have_positions(tmp_path: Path) -> None:
+    save_model(tmp_path, "bloom")
+    with pytest.raises(ModelError, match="kv_cache_dtype"):
+        make_engine(tmp_path, kv_cache_dtype="int8")
+
+
+@pytest.mark.parametrize("heads", [8, 12])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_biases_of_alibi_are_slopes_times_positions_when_they_are_products(heads: int, dtype: torch.dtype) -> None:
+    scale, slopes = 128**-0.5, 2.0 ** -torch.arange(1, heads + 1) * 1.3
+    positions = torch.tensor([0, 1, 255, 256, 4097, 30_001, 60_000])
+    queries, keys = slopes_of(slopes, scale, dtype, torch.device("cpu")), positions_of(positions, dtype)
+    biases = scale * queries.double() @ keys.double().T
+    assert biases.shape == (heads, len(positions))
+    torch.testing.assert_close(biases, slopes.double()[:, None] * positions, rtol=2e-5, atol=0)
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +229,7 @@ def test_the_flag_in_the_error_runs_a_model_when_its_architecture_has_another_na
 
 
 def test_no_flag_is_named_when_transformers_has_the_architecture(tmp_path: Path) -> None:
-    save_config(tmp_path, REFUSED["alibi"])
+    save_config(tmp_path, REFUSED["own attention"])
     with pytest.raises(ModelError) as refused:
         read_config(tmp_path)
     assert "--hf-overrides" not in str(refused.value)

@@ -27,7 +27,8 @@ def test_the_table_has_a_line_for_each_architecture_when_no_form_is_named(capsys
     assert found["GPT2LMHeadModel"] == ["transformers", "yes", "yes", "no", "no", "no", "ngram,", "draft_model"]
     assert found["Qwen2MoeForCausalLM"][:4] == ["native", "yes", "untested", "yes"]
     assert found["BertModel"][:5] == ["transformers", "yes", "untested", "no", "no"]
-    assert found["DeepseekV3ForCausalLM"][5] == "no", "GGUF"
+    assert found["DeepseekV3ForCausalLM"][5] == "yes", "GGUF"
+    assert found["CohereForCausalLM"][5] == "no", "GGUF"
 
 
 def test_json_has_the_refused_architectures_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,6 +78,13 @@ MTP = frozenset(
     }
 )
 """Models whose checkpoints' multi-token-prediction layers are read, those with `DecoderModel.mtp_names`."""
+_MODEL_TYPES = {module: name for name, module in MODELS.items()} | {
+    "gemma3_text": "Gemma3ForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+}
+"""Architectures by the `model_type` of their configs, which is mostly the name of the module."""
 TEXT_PARTS = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
     "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
@@ -97,15 +104,20 @@ _FLAT = ("Qwen2_5_VLForConditionalGeneration",)
 """Those of them whose older files have no `text_config`: its fields stand beside `vision_config`."""
 _SAME_FAMILY = 5
 """Letters with which names of one family begin alike, such as granite and granitemoe."""
-_SHARED_FIELDS = ("dtype", "torch_dtype", "eos_token_id", "bos_token_id", "quantization_config")
+_SHARED_FIELDS = ("dtype", "torch_dtype", "eos_token_id", "bos_token_id", "quantization_config", "quantization")
 """Fields that a model that also reads images may have outside of `text_config`."""
 
 log = logging.getLogger(__name__)
 
 
 def _named(fields: Fields) -> list[str]:
+    """Returns the architectures that a config names, or the one of its `model_type` if it names none."""
     names = fields.values.get("architectures")
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    if names:
+        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    model_type = fields.values.get("model_type")
+    known = _MODEL_TYPES | {each.model_type: name for name, each in THROUGH_TRANSFORMERS.items()}
+    return [known[model_type]] if isinstance(model_type, str) and model_type in known else []
 
 
 def _own_model(fields: Fields) -> tuple[Fields, str] | None:

@@ -17,6 +17,7 @@ from mini_infer_engine.config.parallelism.tensor_parallel import ALONE, TensorPa
 from mini_infer_engine.config.pooling.pooler_config import LAST_TOKEN, PoolerConfig
 from mini_infer_engine.config.quantization.checkpoint import KVCacheDtype, parse_kv_cache_dtype, parse_quantization
 from mini_infer_engine.config.quantization.schemes import Schemes
+from mini_infer_engine.config.quantization.widened import WidenedForm, widened_form
 
 Activation = Literal["silu", "gelu_tanh"]
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -72,6 +73,8 @@ class ModelConfig:
     """Scores become softcap * tanh(scores / softcap) before mask and softmax."""
     attention_sinks: bool = False
     """True if the softmax of each head has a learned logit beside its scores."""
+    attention_alibi: bool = False
+    """True if keys have their positions as further dimensions, from which biases of ALiBi are made."""
     logits_softcap: float | None = None
     """Logits become softcap * tanh(logits / softcap); None if they are not capped."""
     logits_divisor: float = 1.0
@@ -82,6 +85,8 @@ class ModelConfig:
     """Added to the weights of every norm: some checkpoints store them less one."""
     quantization: Schemes | None = None
     """Schemes in which the linear layers are stored; None if they are in `dtype`."""
+    widened: WidenedForm | None = None
+    """The form of quantised weights that are dequantised when they are loaded, so that no layer is quantised."""
     kv_cache_dtype: KVCacheDtype | None = None
     """Data type for which the checkpoint's makers measured keys and values; None if it is `dtype`."""
     dtype: str
@@ -149,6 +154,7 @@ def parse_decoder(
 
     Every field that changes the computation is checked. `eos_token_ids` win over the file's own.
     """
+    widened = widened_form(fields)
     hidden_size, num_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     num_kv_heads = fields.size("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
@@ -184,7 +190,8 @@ def parse_decoder(
         "mlp_bias": False,
         "sliding_windows": (None,) * num_layers,
         "attention_scale": head_dim**-0.5,
-        "quantization": parse_quantization(fields),
+        "quantization": None if widened is not None else parse_quantization(fields),
+        "widened": widened,
         "kv_cache_dtype": parse_kv_cache_dtype(fields),
         "dtype": parse_dtype(fields),
         "eos_token_ids": eos_token_ids or fields.token_ids("eos_token_id"),
@@ -239,9 +246,14 @@ def windows_by_layer(
 
 
 def parse_dtype(fields: Fields) -> str:
-    """Returns the data type of the checkpoint. Raises ModelError if it is none that is served."""
+    """Returns the data type of the checkpoint, float32 if it is missing or "auto", as transformers does.
+
+    Raises ModelError if it is none that is served.
+    """
     key = "dtype" if fields.values.get("dtype") is not None else "torch_dtype"
-    dtype = fields.values.get(key) or "float32"
+    dtype = fields.values.get(key) or "auto"
+    if dtype == "auto":
+        return "float32"
     if dtype not in _DTYPES:
         raise fields.refuse(key, "supported are " + ", ".join(_DTYPES) + ".")
     return cast("str", dtype)

@@ -15,6 +15,7 @@ from transformers import AttentionInterface
 
 from mini_infer_engine.config.parallelism.tensor_parallel import TensorParallel
 from mini_infer_engine.layers.attention import Attention
+from mini_infer_engine.models.transformers_backend.alibi import positions_of
 from mini_infer_engine.models.transformers_backend.sharding.forwards import gather
 from mini_infer_engine.ops.base import AttentionPass
 
@@ -72,9 +73,16 @@ class PagedCalls:
     """
 
     def __init__(
-        self, attention: AttentionPass, blocks: Iterable[Attention], dtype: torch.dtype, parallel: TensorParallel
+        self,
+        attention: AttentionPass,
+        blocks: Iterable[tuple[Attention, Tensor | None]],
+        dtype: torch.dtype,
+        parallel: TensorParallel,
     ) -> None:
-        """Takes the attention blocks in the order in which a pass calls them, and the dtype in which they compute."""
+        """Takes the attention blocks in the order in which a pass calls them, and the dtype in which they compute.
+
+        Each comes with the dimensions [heads, width] by which ALiBi extends its queries, or None.
+        """
         self._attention, self._blocks, self._dtype, self._parallel = attention, iter(blocks), dtype, parallel
 
     def attend(
@@ -88,14 +96,25 @@ class PagedCalls:
     ) -> Tensor:
         """Attends by the pass. Module, mask and options are those of the probe, by which the blocks were made."""
         del module, mask, options
-        block = next(self._blocks)
+        block, slopes = next(self._blocks)
         counts = (block.num_heads, block.num_kv_heads, block.num_kv_heads)
         own = [self._own(heads[0], count) for heads, count in zip((query, key, value), counts, strict=True)]
         qkv = torch.cat([heads.transpose(0, 1) for heads in own], dim=1)
+        if slopes is not None:
+            qkv = torch.cat([qkv, self._further(slopes, block)], dim=2)
         mixed = self._attention.attend(qkv.flatten(1).to(self._dtype), block).to(value.dtype)
+        if slopes is not None:
+            mixed = mixed.view(-1, block.num_heads, block.head_dim)[..., : value.shape[3]]
         if query.shape[1] > block.num_heads:
             mixed = gather(mixed, query.shape[1] * value.shape[3])
-        return mixed.view(1, query.shape[2], query.shape[1], value.shape[3])
+        return mixed.reshape(1, query.shape[2], query.shape[1], value.shape[3])
+
+    def _further(self, slopes: Tensor, block: Attention) -> Tensor:
+        """Returns the further dimensions [tokens, heads, width] of queries, keys and values, which have none."""
+        keys = positions_of(self._attention.positions, slopes.dtype).unsqueeze(1)
+        queries = slopes.expand(len(keys), -1, -1)
+        keys = keys.expand(-1, block.num_kv_heads, -1)
+        return torch.cat([queries, keys, torch.zeros_like(keys)], dim=1)
 
     def _own(self, heads: Tensor, count: int) -> Tensor:
         """Returns the rank's heads out of all [heads, tokens, dim], or these if they are its own already."""

@@ -13,6 +13,7 @@ from transformers.initialization import meta_device_safe_creation_ops
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from mini_infer_engine.config.json_fields import Fields
+from mini_infer_engine.models.transformers_backend.adapters import adapt, needs_adapter
 from mini_infer_engine.models.transformers_backend.errors import UnsupportedError
 from mini_infer_engine.models.transformers_backend.probe import PROBE
 
@@ -93,13 +94,14 @@ def build(config: PretrainedConfig, attention: str, dtype: torch.dtype, *, trust
     """
     # Experts of a probe run without memory; others by the implementation that transformers chooses.
     experts = {"experts_implementation": "batched_mm"} if attention == PROBE else {}
+    is_adapted = needs_adapter(config.model_type)
     try:
         with _building, torch.device("meta"), meta_device_safe_creation_ops():
             make: Any = AutoModelForCausalLM.from_config  # transformers leaves it untyped
             model: PreTrainedModel = make(
                 copy.deepcopy(config),
                 dtype=dtype,
-                attn_implementation=attention,
+                attn_implementation="eager" if is_adapted else attention,
                 trust_remote_code=trust_remote_code,
                 **experts,
             )
@@ -111,6 +113,8 @@ def build(config: PretrainedConfig, attention: str, dtype: torch.dtype, *, trust
         raise UnsupportedError(f"transformers cannot build it ({_first_line(error)})") from error
     if getattr(model, "_is_stateful", False):
         raise UnsupportedError("it keeps a recurrent state instead of keys and values")
+    if is_adapted:
+        adapt(model, attention)
     keep_in_fp32(model)
     return model
 

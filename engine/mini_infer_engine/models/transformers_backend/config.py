@@ -19,6 +19,9 @@ from mini_infer_engine.models.transformers_backend.build import build, fix_rotat
 from mini_infer_engine.models.transformers_backend.errors import UnsupportedError
 from mini_infer_engine.models.transformers_backend.probe import PROBE, LayerCall, Probe, probe
 
+_LONGEST = ("max_position_embeddings", "max_seq_len", "seq_length")
+"""The fields of a config with the longest context: transformers' name, MPT's and Bloom's."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformersConfig(ModelConfig):
@@ -85,6 +88,7 @@ def parse_transformers_config(
         attention_scale=first.scale,
         attention_softcap=first.softcap,
         attention_sinks=any(call.sinks for call in found.calls),
+        attention_alibi=any(call.alibi for call in found.calls),
         dtype=dtype,
         eos_token_ids=eos_token_ids or fields.token_ids("eos_token_id"),
         bos_token_id=fields.optional_integer("bos_token_id"),
@@ -122,10 +126,11 @@ def _check_class(config: PretrainedConfig, architecture: str) -> None:
 
 
 def _max_positions(config: PretrainedConfig) -> int:
-    longest = getattr(config, "max_position_embeddings", None)
-    if not isinstance(longest, int) or longest <= 0:
-        raise UnsupportedError("its config has no max_position_embeddings, so that the longest context is unknown")
-    return longest
+    for name in _LONGEST:
+        longest = getattr(config, name, None)
+        if isinstance(longest, int) and longest > 0:
+            return longest
+    raise UnsupportedError(f"its config has no {_LONGEST[0]}, so that the longest context is unknown")
 
 
 def _check_calls(found: Probe, config: PretrainedConfig) -> None:

@@ -23,6 +23,7 @@ from mini_infer_engine.layers.placement import Placement
 from mini_infer_engine.layers.rotary import Rotary
 from mini_infer_engine.models.causal_model import CausalModel, StoredWeights
 from mini_infer_engine.models.module_memory import take_memory
+from mini_infer_engine.models.transformers_backend.alibi import slopes_of
 from mini_infer_engine.models.transformers_backend.attention import PAGED, PagedCalls, receiving
 from mini_infer_engine.models.transformers_backend.build import build, fix_rotations
 from mini_infer_engine.models.transformers_backend.config import TransformersConfig
@@ -63,6 +64,8 @@ class TransformersModel(CausalModel):
         """Tensors of the checkpoint that only other ranks read."""
         self._embeddings: list[Embedding] = []  # in a list: it is no module of its own, its weight is the model's
         self._blocks = tuple(self._block(layer) for layer in range(config.num_layers))
+        self._slopes: list[Tensor | None] = [None] * config.num_layers
+        """The further dimensions of each block's queries, from `finish_loading` on."""
         table: Any = self.causal.get_input_embeddings()
         name = next(name for name, module in self.causal.named_modules() if module is table)
         sharded = self._sharded.get(f"{name}.weight")
@@ -191,6 +194,10 @@ class TransformersModel(CausalModel):
         for block, call in zip(self._blocks, self.config.calls, strict=True):
             block.rotary = rotary
             block.sinks = None if call.sinks is None else self.causal.get_parameter(call.sinks)
+        self._slopes = [
+            None if call.alibi is None else slopes_of(torch.tensor(call.alibi), call.scale, self._dtype, device)
+            for call in self.config.calls
+        ]
         if not self._embeddings:
             with torch.device("meta"):
                 self._embeddings.append(Embedding(self._vocabulary, 1, self.config.tensor_parallel))
@@ -217,7 +224,8 @@ class TransformersModel(CausalModel):
     def forward(self, ops: Ops, hidden: Tensor, attention: AttentionPass) -> ResidualState:
         """Runs the decoder over all tokens. The state has the hidden states after its last norm."""
         backbone = self.causal.get_submodule(self.config.backbone)
-        calls = PagedCalls(attention, self._blocks, self._dtype, self.config.tensor_parallel)
+        blocks = zip(self._blocks, self._slopes, strict=True)
+        calls = PagedCalls(attention, blocks, self._dtype, self.config.tensor_parallel)
         with communicating(ops), receiving(calls):
             output = backbone(
                 inputs_embeds=hidden.unsqueeze(0),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
+from mini_infer_engine.models.transformers_backend.alibi import WIDTH as ALIBI_WIDTH
 from mini_infer_engine.models.transformers_backend.attention import paged_attention, receiving
 from mini_infer_engine.models.transformers_backend.errors import UnsupportedError
 
@@ -21,6 +22,7 @@ PROBE = "mini_infer_probe"
 """The name of our attention for a probe: masks are requested, too, to see which keys a layer reads."""
 _TOKENS = 3
 _HARMLESS = {
+    "alibi",
     "cache_position",
     "dropout",
     "is_causal",
@@ -56,6 +58,8 @@ class LayerCall:
     softcap: float | None
     sinks: str | None = None
     """The path of the parameter with the heads' attention sinks, which transformers calls s_aux."""
+    alibi: tuple[float, ...] | None = None
+    """The heads' slopes of ALiBi, for which `head_dim` has further dimensions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +120,16 @@ class _Recorder:
             raise UnsupportedError(f"its heads are {query.shape[3]} wide: an even number is needed")
         if query.shape[1] % key.shape[1]:
             raise UnsupportedError(f"{query.shape[1]} query heads do not share {key.shape[1]} heads of keys equally")
-        scale = options.get("scaling")
+        scale, alibi = options.get("scaling"), options.get("alibi")
         call = LayerCall(
             num_heads=query.shape[1],
             num_kv_heads=key.shape[1],
-            head_dim=query.shape[3],
+            head_dim=query.shape[3] + (0 if alibi is None else ALIBI_WIDTH),
             scale=query.shape[3] ** -0.5 if scale is None else float(scale),
             window=self._window(mask, options.get("sliding_window")),
             softcap=options.get("softcap"),
             sinks=self._sinks(module, options.get("s_aux"), query.shape[1]),
+            alibi=None if alibi is None else tuple(alibi.tolist()),
         )
         self.layers.append(call)
         return value.new_empty(1, _TOKENS, query.shape[1], value.shape[3])

@@ -3,18 +3,74 @@
 Weights are in the model's dtype from then on: products with 4- and 8-bit blocks would need kernels of their own.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mini_infer_engine.gguf.architectures import EXPERT, Change, architecture_of, change_of, checkpoint_name
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.gguf.architectures import architecture_of
 from mini_infer_engine.gguf.header import GgufHeader, GgufTensor
+from mini_infer_engine.gguf.translation import (
+    EXPERT,
+    Architecture,
+    Change,
+    Fusion,
+    Metadata,
+    change_of,
+    checkpoint_name,
+    layer_of,
+    num_layers,
+)
 from mini_infer_engine.layers.placement import Part
 from mini_infer_engine.models.weights.checkpoint import StoredTensor
+from mini_infer_engine.models.weights.gguf_changes import MXFP4_BLOCK_BYTES, Layout, reads_bytes, undone
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The tensors of a file of which one of the checkpoint is made."""
+
+    parts: tuple[GgufTensor, ...]
+    change: Change
+
+    def stored(self, path: Path, layout: Layout) -> StoredTensor:
+        """Returns the tensor that reading gives: float32 whatever it is stored as, or bytes that stay as they are.
+
+        Raises ModelError if parts do not fit each other.
+        """
+        dtype = torch.uint8 if reads_bytes(self.change) else torch.float32
+        empty = [torch.empty(self._shape(part), dtype=dtype, device="meta") for part in self.parts]
+        names = " and ".join(part.name for part in self.parts)
+        try:
+            shape = tuple(undone(empty, self.change, layout).shape)
+        except RuntimeError as error:
+            if len(self.parts) > 1:
+                shapes = [list(part.shape) for part in self.parts]
+                raise ModelError(f"{path}: tensors {names} have shapes {shapes}, which do not fit.") from error
+            shape = self.parts[0].shape  # of which the model says that it does not fit
+        return StoredTensor(path, shape, dtype, names, sum(part.size for part in self.parts))
+
+    def read(self, content: np.ndarray, layout: Layout) -> Tensor:
+        """Returns the tensor out of the bytes of a file."""
+        parts = []
+        for part in self.parts:
+            raw = content[part.begin : part.begin + part.size]
+            if reads_bytes(self.change):
+                parts.append(torch.from_numpy(np.array(raw).reshape(self._shape(part))))
+            else:
+                parts.append(torch.from_numpy(_dequantized(raw, part)))
+        return undone(parts, self.change, layout)
+
+    def _shape(self, part: GgufTensor) -> tuple[int, ...]:
+        if not reads_bytes(self.change):
+            return part.shape
+        blocks = part.size * part.shape[-1] // (MXFP4_BLOCK_BYTES * math.prod(part.shape))
+        return (*part.shape[:-1], blocks, MXFP4_BLOCK_BYTES)
 
 
 class GgufCheckpoint:
@@ -28,27 +84,51 @@ class GgufCheckpoint:
     def __init__(self, path: Path, head_dim: int) -> None:
         """Raises ModelError if the file cannot be read, or the package `gguf` is missing."""
         header = GgufHeader.read(path)
-        architecture = architecture_of(header)
-        self._sources: dict[str, tuple[GgufTensor, Change]] = {}
-        for theirs, tensor in header.tensors.items():
-            ours, change = checkpoint_name(architecture, theirs), change_of(architecture, theirs)
-            if ours is not None:
-                self._sources |= {name: (part, change) for name, part in _parts(ours, tensor)}
-        # As float32 whatever it is stored as: that is what reading gives.
+        metadata = Metadata(header)
+        self._layout = Layout.of(head_dim, metadata)
+        self._sources = _sources(header, architecture_of(header), num_layers(metadata))
         self.tensors: Mapping[str, StoredTensor] = {
-            name: StoredTensor(path, tensor.shape, torch.float32, tensor.name, tensor.size)
-            for name, (tensor, _) in self._sources.items()
+            name: source.stored(path, self._layout) for name, source in self._sources.items()
         }
-        self._head_dim = head_dim
 
     def read(self, file: Path, parts: Mapping[str, Part | None], place: Callable[[str, Tensor], None]) -> None:
         """Dequantises each tensor, undoes the converter's change, and calls `place` with the part."""
         content = np.memmap(file, mode="r")
         for name, part in parts.items():
-            tensor, change = self._sources[name]
-            values = _dequantized(content[tensor.begin : tensor.begin + tensor.size], tensor)
-            weight = undone(torch.from_numpy(values), change, self._head_dim)
+            weight = self._sources[name].read(content, self._layout)
             place(name, weight if part is None else part.of(weight))
+
+
+def _sources(header: GgufHeader, architecture: Architecture, layers: int) -> dict[str, _Source]:
+    """Returns the sources by the checkpoint's names. Layers that predict further tokens are left out."""
+    tensors = {name: tensor for name, tensor in header.tensors.items() if (layer_of(name) or 0) < layers}
+    found: dict[str, _Source] = {}
+    fused: set[str] = set()
+    for layer in range(layers if architecture.fusions else 0):
+        for fusion in _fusions(architecture.fusions, layer, tensors):
+            names = [f"blk.{layer}.{part}" for part in fusion.parts]
+            found[f"model.layers.{layer}.{fusion.name}"] = _Source(
+                tuple(tensors[name] for name in names), fusion.change
+            )
+            fused.update(names)
+    for theirs, tensor in tensors.items():
+        ours, change = checkpoint_name(architecture, theirs), change_of(architecture, theirs)
+        if ours is not None and theirs not in fused:
+            found |= {name: _Source((part,), change) for name, part in _parts(ours, tensor)}
+    return found
+
+
+def _fusions(fusions: tuple[Fusion, ...], layer: int, tensors: Mapping[str, GgufTensor]) -> Iterator[Fusion]:
+    """Yields the fusions whose parts a layer has."""
+    encoded: set[tuple[str, ...]] = set()
+    for fusion in fusions:
+        parts = [tensors.get(f"blk.{layer}.{part}") for part in fusion.parts]
+        if fusion.encoding is not None:
+            if all(part is not None and part.encoding == fusion.encoding for part in parts):
+                encoded.add(fusion.parts)
+                yield fusion
+        elif all(part is not None for part in parts) and fusion.parts not in encoded:
+            yield fusion
 
 
 def _parts(name: str, tensor: GgufTensor) -> Iterator[tuple[str, GgufTensor]]:
@@ -61,17 +141,6 @@ def _parts(name: str, tensor: GgufTensor) -> Iterator[tuple[str, GgufTensor]]:
     for expert in range(experts):
         part = replace(tensor, shape=tuple(shape), begin=tensor.begin + expert * size, size=size)
         yield name.replace(EXPERT, str(expert)), part
-
-
-def undone(weight: Tensor, change: Change, head_dim: int) -> Tensor:
-    """Returns a tensor as it was before the conversion to GGUF."""
-    if change == "plus_one":
-        return weight - 1
-    if change == "interleaved_rows":
-        # Of each head the converter has put row i of the second half behind row i of the first.
-        pairs = weight.view(-1, head_dim // 2, 2, *weight.shape[1:])
-        return pairs.transpose(1, 2).reshape(weight.shape)
-    return weight
 
 
 def _dequantized(content: np.ndarray, tensor: GgufTensor) -> np.ndarray:

@@ -22,6 +22,7 @@ from mini_infer_engine.models.weights.gguf_checkpoint import GgufCheckpoint
 from mini_infer_engine.models.weights.progress import LoadProgress
 from mini_infer_engine.models.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from mini_infer_engine.models.weights.tensor_names import is_base_model
+from mini_infer_engine.models.weights.widened_checkpoint import WidenedCheckpoint
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,9 @@ def open_checkpoint(directory: Path, config: ModelConfig) -> Checkpoint:
     if gguf is not None:
         return GgufCheckpoint(gguf, config.head_dim)
     is_native, reads_images = config.model_impl == "native", config.vision is not None
+    if config.widened is not None:
+        log.info("%s: %s weights are dequantised when they are loaded", directory, config.widened.kind)
+        return WidenedCheckpoint(directory, config.widened, reads_images=reads_images)
     return SafetensorsCheckpoint(directory, is_text_model=is_native, reads_images=reads_images)
 
 

@@ -39,6 +39,7 @@ _DTYPES = {
     "F8_E5M2": torch.float8_e5m2,
     "I64": torch.int64,
     "I32": torch.int32,
+    "U32": torch.uint32,
     "I16": torch.int16,
     "I8": torch.int8,
     "U8": torch.uint8,
@@ -87,6 +88,13 @@ class SafetensorsCheckpoint:
                 torch.equal(rows[start : start + _COMPARED_ROWS], others[start : start + _COMPARED_ROWS])
                 for start in range(0, tensors[0].shape[0], _COMPARED_ROWS)
             )
+
+
+def read_whole(stored: StoredTensor) -> Tensor:
+    """Reads one tensor of a safetensors file as it is stored."""
+    with _open(stored.file) as opened:
+        tensor: Tensor = opened.get_tensor(stored.stored_as)
+    return tensor
 
 
 def _indexed(directory: Path) -> dict[str, Path] | None:

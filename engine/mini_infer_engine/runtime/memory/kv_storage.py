@@ -46,6 +46,8 @@ def _obstacle(kind: KVQuantization, settings: EngineSettings, config: ModelConfi
     """Returns the reason why keys and values cannot be stored that way, with the remedy, or None."""
     if class_of(config).caches_latents:
         return "this model caches latents, which are small already: leave it out"
+    if config.attention_alibi:
+        return "its keys have positions (ALiBi), which lose their value in 8 bits: leave it out"
     if settings.attention_backend == "flash":
         return "attention_backend = 'flash' reads 16-bit pages only: use 'triton' or 'auto'"
     if device.type != "cuda" or settings.attention_backend == "torch":

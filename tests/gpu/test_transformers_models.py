@@ -1,0 +1,41 @@
+"""Models whose code is transformers', on a GPU: greedy text equals that of `generate` in fp32 on a CPU."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
+
+from mini_infer_engine.config.model.transformers_architectures import THROUGH_TRANSFORMERS
+from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.runtime.model_runner import load_runner
+from tests.gpu.device import GPU_ONLY
+from tests.gpu.runs import make_engine, make_settings, texts
+from tests.support.transformers_models import expected_tokens, save_model
+
+pytestmark = GPU_ONLY
+LENGTH = 32
+PROMPTS = [[(place * 7 + index * 3) % 150 + 5 for place in range(20 + 23 * index)] for index in range(3)]
+CASES = {each.model_type: each.gpu != "graphs" for each in THROUGH_TRANSFORMERS.values()}
+"""Whether a model runs with `--enforce-eager`, because it needs it or because nobody has tried graphs."""
+
+
+@pytest.mark.parametrize("model_type", sorted(CASES))
+def test_text_is_that_of_generate_when_a_gpu_runs_transformers_code(model_type: str, tmp_path: Path) -> None:
+    model = save_model(tmp_path, model_type)
+    expected = [expected_tokens(model, prompt, LENGTH) for prompt in PROMPTS]
+    settings = make_settings(
+        tmp_path,
+        enforce_eager=CASES[model_type],
+        max_num_seqs=4,
+        disable_hybrid_kv_cache_manager=False,
+    )
+    runner = load_runner(settings)
+    assert runner.config.model_impl == "transformers"
+    engine = make_engine(settings, runner)
+    sampling = SamplingParams(temperature=0.0, max_tokens=LENGTH, ignore_eos=True)
+    requests = [
+        Request(request_id=str(index), prompt_token_ids=prompt, sampling=sampling, noise_seed=index)
+        for index, prompt in enumerate(PROMPTS)
+    ]
+    assert texts(engine, requests) == expected
