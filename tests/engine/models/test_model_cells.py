@@ -44,7 +44,7 @@ BOTH = [
     for name, model in FILES.items()
     if model.through_transformers
 ]
-ROUNDED_NAMES = re.compile(r".*(_proj|_proj_with_mqa|\.w[123])\.weight")
+ROUNDED_NAMES = re.compile(r"(?!.*weights_proj).*(_proj|_proj_with_mqa|\.w[123]|\.wq_b|\.wk)\.weight")
 STACKED_NAMES = re.compile(r".*\.experts\.\w+_proj")
 """The experts of gpt-oss: one tensor has all, and each is transposed."""
 
