@@ -59,7 +59,7 @@ CONTENDERS = (
     Contender("llm-d", (1, 3, 4, 4.7), lambda knob, case: Saturation(0.1 + 0.2 * max(0.0, knob - 3), knob)),
     Contender(
         "oracle",
-        (0.9, 0.8, 0.65, 0.5, 0.4),
+        (1.4, 1.2, 1.0, 0.9, 0.8, 0.65, 0.5, 0.4),
         lambda knob, case: Oracle(case.setup, case.load, knob, case.rates, case.cached),
     ),
 )
