@@ -116,6 +116,9 @@ def main() -> int:
                         raise RuntimeError((folder / "output").read_text())
                     time.sleep(0.05)
                 found = asyncio.run(run(f"http://127.0.0.1:{port}", endpoints, cycles, requests))
+            except TimeoutError:
+                print((folder / "output").read_text()[-4000:], flush=True)
+                raise
             finally:
                 process.send_signal(signal.SIGINT)
                 process.wait(60)

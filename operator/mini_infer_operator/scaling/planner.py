@@ -103,6 +103,8 @@ def plan_replicas(
     `start_s` is the time that a start of this service's engines takes, as measured.
     """
     memory = _observed(memory, sample, rates)
+    if any(fleet.replicas and not fleet.ready for fleet in fleets.values()):
+        memory = replace(memory, busy_s=sample.at_s)  # an engine that nobody could use yet is not idle
     found: dict[str, Recommendation] = {}
     roles: dict[str, RoleMemory] = {}
     for role, policy in policies.items():

@@ -11,10 +11,18 @@ from mini_infer_operator.controller.scaling import UNHEARD_S, Scaling
 from mini_infer_operator.objects.cache import ObjectCache
 from mini_infer_operator.objects.events import EventRecorder
 from mini_infer_operator.objects.gateway_loads import GatewayLoadReader, host_and_port
-from mini_infer_operator.resource import KIND
+from mini_infer_operator.resource import KIND, LABEL_ROLE, LABEL_SERVICE
 from tests.support.services import changed
 
 SCALED = {"minReplicas": 0, "maxReplicas": 4, "windows": {"downSeconds": 5, "zeroSeconds": 10}}
+
+
+def engine(service: str) -> dict[str, Any]:
+    """Returns a ready pod of the service."""
+    labels = {LABEL_SERVICE: service, LABEL_ROLE: "unified"}
+    metadata = {"name": f"{service}-0", "namespace": "default", "uid": f"{service}-0", "resourceVersion": "1"}
+    ready = {"type": "Ready", "status": "True"}
+    return {"metadata": metadata | {"labels": labels}, "spec": {}, "status": {"conditions": [ready]}}
 
 
 class World:
@@ -36,6 +44,7 @@ class World:
             stored = changed({"metadata": {"name": name, "uid": name}, "spec": {"unified": unified}})
             stored["metadata"] |= {"resourceVersion": "1"}
             self.cache.written(KIND, stored)
+            self.cache.written("Pod", engine(name))
             self.scaling.update(("default", name), stored)
 
     def step(self, now_s: float, **queued: int) -> None:

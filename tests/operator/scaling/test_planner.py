@@ -128,6 +128,16 @@ def test_service_wakes_at_once_when_a_request_waits() -> None:
     assert [held[149]["unified"], held[150]["unified"]] == [0, 1]
 
 
+def test_engine_that_starts_is_not_stopped_when_nobody_has_asked_yet() -> None:
+    policy, memory = replace(POLICY, min_replicas=0, windows=Windows(zero_s=10.0)), Memory()
+    numbers = []
+    for at_s in range(60):
+        fleets = {"unified": Fleet(1, int(at_s >= 40))}
+        planned, memory = plan_replicas({"unified": policy}, fleets, Sample(float(at_s)), RATES, memory)
+        numbers.append(planned["unified"].replicas)
+    assert (numbers[48], numbers[50]) == (1, 0)
+
+
 def test_running_requests_keep_the_last_engine_when_none_arrive() -> None:
     policy = replace(POLICY, min_replicas=0, windows=Windows(zero_s=10.0))
     numbers = run({"unified": policy}, 300, lambda at_s: Sample(at_s, running_requests=1))
