@@ -25,10 +25,9 @@ _FILE_ALONE = frozenset(
         "Gemma4UnifiedForCausalLM",
         "Glm4MoeLiteForCausalLM",
         "GlmMoeDsaForCausalLM",
-        "MiniMaxM2ForCausalLM",
     }
 )
-"""Models that `--model-impl transformers` refuses: latent attention, layers of different heads, other rotations."""
+"""Models that `--model-impl transformers` refuses: with latent attention, or layers of different heads."""
 _SPARSE = frozenset({"DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"})
 """Models with sparse attention, which need `--enforce-eager` on a GPU and check no guesses there."""
 _UNTESTED = (
