@@ -11,6 +11,7 @@ from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.tools.sizing.fit import Load, NoFit, Targets, size
 from mini_infer_engine.tools.sizing.gpu import GPUS, Gpu
 from mini_infer_engine.tools.sizing.manifest import Subject, manifest
+from mini_infer_engine.tools.sizing.precision import BF16, PRECISIONS, Precision
 from mini_infer_engine.tools.sizing.shape import ModelShape, UnsizedModelError
 from mini_infer_process.logs import show_crashes
 
@@ -23,8 +24,8 @@ GPU is needed: the times come from the engine's model of a pass, which published
 
 The comments above the service say what to expect and which limit decides: the time to the first token, the time
 between tokens, the KV cache, or the largest batch. If no number of GPUs is enough the exit code is 1, and the message
-says why and which targets could be kept. A service of several roles, experts, quantised weights and speculation are
-not modelled.
+says why and which targets could be kept. A service of several roles, experts, checkpoints that are quantised already
+and speculation are not modelled.
 """
 
 
@@ -57,6 +58,11 @@ def build_parser() -> argparse.ArgumentParser:
         default=_TENSOR_SIZES[-1],
         help="most GPUs of one engine, which is at most those of a node (default: 8)",
     )
+    parser.add_argument(
+        "--quantization",
+        choices=[name for name in PRECISIONS if name != BF16.name],
+        help="the engine's --quantization of a bf16 checkpoint (default: none)",
+    )
     parser.add_argument("--name", help="of the service (default: by the model's name)")
     parser.add_argument("--uri", help="model.uri of the service, such as pvc://claim/path (default: by --model)")
     return parser
@@ -77,7 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     targets = Targets(ttft_s=options.ttft / 1e3, itl_s=options.itl / 1e3)
     try:
-        shape = _shape(options.model, load.context)
+        precision = PRECISIONS[options.quantization or BF16.name]
+        shape = _shape(options.model, load.context, precision)
     except (ModelError, UnsizedModelError) as error:
         print(f"mini-infer size: {error}", file=sys.stderr)
         return 2
@@ -85,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name=options.name or _service_name(options.model),
         uri=options.uri or _uri(options.model),
         gpu=options.gpu,
+        precision=precision,
     )
     fit = size(shape, options.gpu, load, targets, [t for t in _TENSOR_SIZES if t <= options.max_tensor])
     if isinstance(fit, NoFit):
@@ -95,10 +103,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _shape(model: str, context: int) -> ModelShape:
+def _shape(model: str, context: int, precision: Precision) -> ModelShape:
     from mini_infer_engine.models.registry import read_config
 
-    return ModelShape.of(read_config(resolve_model(model, weights=False)), context)
+    return ModelShape.of(read_config(resolve_model(model, weights=False)), context, precision)
 
 
 def _uri(model: str) -> str:

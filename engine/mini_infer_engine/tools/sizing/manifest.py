@@ -8,6 +8,7 @@ import yaml
 from mini_infer_contract.resource_names import GROUP, KIND, VERSION
 from mini_infer_engine.tools.sizing.fit import Fit, Load, Targets
 from mini_infer_engine.tools.sizing.gpu import Gpu
+from mini_infer_engine.tools.sizing.precision import BF16, Precision
 
 _SEQUENCES_STEP = 32
 _MEMORY_GIB = 8
@@ -21,6 +22,7 @@ class Subject:
     name: str
     uri: str
     gpu: Gpu
+    precision: Precision
 
 
 def manifest(subject: Subject, fit: Fit, load: Load, targets: Targets) -> str:
@@ -42,13 +44,15 @@ def explanation(subject: Subject, fit: Fit, load: Load, targets: Targets) -> lis
         f"{found.itl_s * 1e3:.2f} ms between tokens (mean; target {targets.itl_s * 1e3:g}),",
         f"{found.rows:.0f} sequences at a time, {found.kv_share:.0%} of {fit.kv_tokens:,} tokens of KV cache in use.",
         f"One engine serves up to {fit.engine_requests_per_s:.2f} requests/s; then {fit.bound}.",
-        "Modelled for bf16 weights, without speculation; measured figures are within a tenth (docs/sizing.md).",
+        f"Modelled for {subject.precision.name} weights, without speculation; measured figures are within a tenth "
+        "(docs/sizing.md).",
     ]
 
 
 def _service(subject: Subject, fit: Fit) -> dict[str, object]:
     rows = ceil(max(1, fit.prediction.busy_rows) / _SEQUENCES_STEP) * _SEQUENCES_STEP
     parallel = {"parallelism": {"tensor": fit.tensor}} if fit.tensor > 1 else {}
+    quantization = {} if subject.precision is BF16 else {"quantization": subject.precision.name}
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": KIND,
@@ -58,7 +62,7 @@ def _service(subject: Subject, fit: Fit) -> dict[str, object]:
             "unified": {
                 "replicas": fit.replicas,
                 **parallel,
-                "engine": {"maxNumSeqs": rows},
+                "engine": {"maxNumSeqs": rows, **quantization},
                 "resources": {
                     "requests": {"cpu": 2 + 2 * fit.tensor, "memory": f"{_MEMORY_GIB * fit.tensor}Gi"},
                     "limits": {"nvidia.com/gpu": fit.tensor},

@@ -8,20 +8,13 @@ four shapes on an H200 (benchmarks/results), from which the model differs by les
 from mini_infer_engine.tools.sizing.gpu import Gpu
 from mini_infer_engine.tools.sizing.shape import ModelShape
 
-_DECODE_FLOPS_PER_S = 851e12
 _DECODE_NORM = 1.05
 _SMALL_M_ROWS = 32
 """Rows up to which our small-M kernel computes the products; cuBLAS computes larger ones."""
 _CUBLAS_READS = 1.1
 """Factor of the time in which cuBLAS reads weights for a few dozen rows."""
-_DECODE_LAYER_S = 14.6e-6
 _DECODE_ROW_LAYER_S = 77e-9
-_PREFILL_FLOPS_PER_S = 743e12
 _PREFILL_NORM = 1.41
-_PREFILL_LAYER_S = 62e-6
-"""Least time of a layer of a prompt: its kernels start one after another."""
-_ELEMENT_S = 0.723e-12
-"""Time of an element that norms, rotations and activations read and write."""
 _ATTENTION_FLOPS_PER_S = 537e12
 _ALL_REDUCE_S = 4.3e-6
 _LINK_BYTES_PER_S = 326e9
@@ -34,16 +27,18 @@ class PassTimes:
     def __init__(self, shape: ModelShape, gpu: Gpu, tensor: int = 1) -> None:
         self._shape, self._gpu, self._tensor = shape, gpu, tensor
         self._products = (shape.layer_parameters + shape.head_parameters) / tensor
-        self._read_s = shape.product_bytes / tensor / gpu.weight_bytes_per_s
+        self._precision = shape.precision
+        layers_s = shape.layer_bytes / (gpu.weight_bytes_per_s * shape.precision.read_rate)
+        self._read_s = (layers_s + shape.head_bytes / gpu.weight_bytes_per_s) / tensor
         self._kv_bytes = shape.kv_bytes_per_token / min(tensor, shape.num_kv_heads)
 
     def decode_s(self, rows: float, context: float) -> float:
         """Returns the seconds of a pass that makes a token for each of `rows` sequences of `context` tokens."""
-        layers = self._shape.num_layers
+        layers, precision = self._shape.num_layers, self._precision
         read_s = self._read_s * (_CUBLAS_READS if rows > _SMALL_M_ROWS else 1)
-        products_s = _norm(_DECODE_NORM, read_s, 2 * rows * self._products / _DECODE_FLOPS_PER_S)
+        products_s = _norm(_DECODE_NORM, read_s, 2 * rows * self._products / precision.decode_flops_per_s)
         attention_s = rows * context * self._kv_bytes / self._gpu.kv_bytes_per_s
-        layers_s = layers * (_DECODE_LAYER_S + rows * _DECODE_ROW_LAYER_S)
+        layers_s = layers * (precision.decode_layer_s + rows * _DECODE_ROW_LAYER_S)
         return products_s + attention_s + layers_s + self._sums_s(rows)
 
     def prefill_s(self, new_tokens: int, cached_tokens: int = 0) -> float:
@@ -52,11 +47,12 @@ class PassTimes:
 
     def prompts_s(self, prompts: list[tuple[int, int]]) -> float:
         """Returns the seconds of a pass with several prompts, each as its new and its cached tokens."""
-        shape, tokens = self._shape, sum(new for new, _ in prompts)
+        shape, precision = self._shape, self._precision
+        tokens = sum(new for new, _ in prompts)
         width = 4 * shape.hidden_size + 3 * shape.intermediate_size + 2 * (shape.query_width + shape.kv_width)
-        elements_s = _ELEMENT_S * tokens * shape.num_layers * width / self._tensor
-        products_s = 2 * shape.layer_parameters / self._tensor * tokens / _PREFILL_FLOPS_PER_S
-        start_s = shape.num_layers * _PREFILL_LAYER_S
+        elements_s = precision.element_s * tokens * shape.num_layers * width / self._tensor
+        products_s = 2 * shape.layer_parameters / self._tensor * tokens / precision.prefill_flops_per_s
+        start_s = shape.num_layers * precision.prefill_layer_s
         pairs = sum(new * cached + new**2 / 2 for new, cached in prompts)
         flops = 4 * shape.num_layers * shape.query_width / self._tensor * pairs
         layers_s = _norm(_PREFILL_NORM, self._read_s, products_s + elements_s, start_s)

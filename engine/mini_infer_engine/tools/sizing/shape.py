@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from mini_infer_engine.config.model.model_config import ModelConfig
+from mini_infer_engine.tools.sizing.precision import BF16, Precision
 
 _BYTES = 2
 """Bytes of a bf16 element."""
@@ -14,7 +15,7 @@ class UnsizedModelError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The sizes of a dense decoder in bf16."""
+    """The sizes of a dense decoder, and the precision of its weights."""
 
     num_layers: int
     hidden_size: int
@@ -28,13 +29,15 @@ class ModelShape:
     num_kv_heads: int
     tied_embeddings: bool
     max_context: int
+    precision: Precision = BF16
 
     @classmethod
-    def of(cls, config: ModelConfig, context: int) -> "ModelShape":
-        """Returns the shape of a model that serves contexts of this many tokens.
+    def of(cls, config: ModelConfig, context: int, precision: Precision = BF16) -> "ModelShape":
+        """Returns the shape of a model that serves contexts of this many tokens, with weights in `precision`.
 
         Raises:
-            UnsizedModelError: the model is no dense decoder in bf16 whose layers all attend to the whole context.
+            UnsizedModelError: the model is no dense decoder whose layers all attend to the whole context, or its
+                checkpoint is quantised.
         """
         if (reason := _unsized(config, context)) is not None:
             raise UnsizedModelError(
@@ -52,6 +55,7 @@ class ModelShape:
             num_kv_heads=config.num_kv_heads,
             tied_embeddings=config.tie_word_embeddings,
             max_context=config.max_position_embeddings,
+            precision=precision,
         )
 
     @property
@@ -66,14 +70,19 @@ class ModelShape:
         return self.hidden_size * self.vocab_size
 
     @property
-    def product_bytes(self) -> int:
-        """Bytes of weights that every decode pass reads."""
-        return _BYTES * (self.layer_parameters + self.head_parameters)
+    def layer_bytes(self) -> int:
+        """Bytes of the weights of all layers, which every pass reads."""
+        return self.precision.layer_bytes * self.layer_parameters
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of the output layer, which every pass reads."""
+        return _BYTES * self.head_parameters
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights."""
-        return self.product_bytes + (0 if self.tied_embeddings else _BYTES * self.head_parameters)
+        return self.layer_bytes + self.head_bytes * (1 if self.tied_embeddings else 2)
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -38,6 +38,23 @@ def test_parallelism_and_gpus_agree_when_one_gpu_is_too_slow(
     assert role["parallelism"]["tensor"] == role["resources"]["limits"]["nvidia.com/gpu"] == 2
 
 
+def test_weights_take_less_time_and_memory_when_they_are_quantised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = model_folder("qwen3-14b", tmp_path)
+    arguments = ["--model", folder, "--gpu", "H100", "--ttft", "500", "--itl", "9", "--rate", "1"]
+    assert main(arguments) == 0
+    plain = yaml.safe_load(capsys.readouterr().out)["spec"]["unified"]
+    assert main([*arguments, "--quantization", "fp8"]) == 0
+    quantised = parse_service(yaml.safe_load(capsys.readouterr().out)).spec.unified
+    assert plain["parallelism"] == {"tensor": 2}
+    assert "quantization" not in plain["engine"]
+    assert quantised is not None
+    assert quantised.parallelism is None, "one GPU is enough"
+    assert quantised.engine is not None
+    assert quantised.engine.quantization == "fp8"
+
+
 def test_reason_and_remedy_are_printed_when_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = model_folder("qwen2.5-7b", tmp_path)
     assert main(["--model", folder, "--gpu", "H200", "--ttft", "5", "--itl", "1", "--rate", "1"]) == 1
