@@ -15,6 +15,7 @@ from mini_infer_operator.resource import (
     Condition,
     InferenceService,
     InferenceServiceStatus,
+    ModelCacheStatus,
     Reason,
     RoleSpec,
     RoleStatus,
@@ -50,7 +51,7 @@ def service_status(
     launched = [workload for workload in plan.workloads if workload.launch is not None]
     look = _look(service, observed, {(workload.role, workload.revision) for workload in launched}, previous)
     verdicts = {
-        "Ready": _ready(failure, look),
+        "Ready": _ready(failure, look, _copying(observed.model_cache)),
         "Available": _available(look.answering),
         **_progress(failure, look, plan),
     }
@@ -267,7 +268,15 @@ def _role_look(name: str, desired: int, observed: Observed, current: set[tuple[s
     )
 
 
-def _ready(failure: PermanentFailure | None, look: _Look) -> Verdict:
+def _copying(cache: ModelCacheStatus | None) -> str:
+    """Returns a phrase about a copy of the model that goes on, or ""."""
+    if cache is None or cache.state not in ("Waiting", "Copying"):
+        return ""
+    share = "" if cache.percent is None else f" ({cache.percent} % of {(cache.total_bytes or 0) / 1e9:.1f} GB)"
+    return f"; the model is being copied onto claim {cache.claim}{share}"
+
+
+def _ready(failure: PermanentFailure | None, look: _Look, copying: str) -> Verdict:
     if failure is not None:
         return False, failure.reason, failure.message
     if look.settled and not look.desired:
@@ -275,6 +284,7 @@ def _ready(failure: PermanentFailure | None, look: _Look) -> Verdict:
     message = look.summary
     if look.settled:
         return True, Reason.ALL_REPLICAS_READY, message
+    message += copying
     reason, more = _unsettled(look)
     if reason == Reason.SCALING_DOWN:
         return True, reason, f"{message}; {more}"

@@ -2,10 +2,13 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from mini_infer_engine.tools.fetch.command import build_parser
 from mini_infer_operator.launch import cached_folder
 from tests.support.control_plane import ControlPlane
 from tests.support.operator_process import Cluster, OperatorProcess, wait
@@ -102,3 +105,13 @@ def test_the_job_goes_when_the_service_goes(cluster: Cluster) -> None:
     done = cluster.plane.kubectl("delete", "infsvc", "gone")
     assert done.returncode == 0, done.stderr
     wait(lambda: not jobs_of(cluster, "gone"))
+
+
+def test_the_example_is_accepted_when_a_job_of_ones_own_copies(cluster: Cluster) -> None:
+    example = Path(__file__).parents[2] / "examples/jobs/fetch-model.yaml"
+    done = cluster.plane.kubectl("create", "--dry-run=server", "--validate=strict", "-f", str(example))
+    assert done.returncode == 0, done.stderr
+    command = yaml.safe_load(example.read_text())["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert command[:2] == ["mini-infer", "fetch"]
+    options = build_parser().parse_args(command[2:])
+    assert str(options.folder) == "/weights/qwen3/0.6b", "which examples/volume.yaml serves"

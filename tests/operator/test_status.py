@@ -6,7 +6,7 @@ import pytest
 from mini_infer_operator.observe import Failure, Observed, ObservedWorkload
 from mini_infer_operator.parse import parse_service
 from mini_infer_operator.plan.plan import make_plan
-from mini_infer_operator.resource import REASONS, InferenceServiceStatus, Reason
+from mini_infer_operator.resource import REASONS, InferenceServiceStatus, ModelCacheStatus, Reason
 from mini_infer_operator.status import PermanentFailure, invalid_status, name_turn, service_status
 from tests.support.services import changed
 
@@ -47,6 +47,34 @@ def test_status_names_the_implementation_until_another_is_reported_when_no_engin
     first = report("transformers", {})
     assert first["modelImpl"] == report(None, first)["modelImpl"] == "transformers"
     assert report("native", first)["modelImpl"] == "native"
+
+
+@pytest.mark.parametrize(
+    ("cache", "message"),
+    [
+        (None, "0 of 1 engines are ready"),
+        (
+            ModelCacheStatus(claim="weights", state="Waiting"),
+            "0 of 1 engines are ready; the model is being copied onto claim weights",
+        ),
+        (
+            ModelCacheStatus(
+                claim="weights", state="Copying", copied_bytes=2 * 10**9, total_bytes=8 * 10**9, percent=25
+            ),
+            "0 of 1 engines are ready; the model is being copied onto claim weights (25 % of 8.0 GB)",
+        ),
+        (ModelCacheStatus(claim="weights", state="Ready", percent=100), "0 of 1 engines are ready"),
+    ],
+)
+def test_the_message_says_how_far_the_copy_is_when_engines_wait_for_it(
+    cache: ModelCacheStatus | None, message: str
+) -> None:
+    service = parse_service(changed({"spec": {"unified": {"replicas": 1}}}))
+    observed = Observed(model_cache=cache)
+    plan = make_plan(service, observed, NOON)
+    found = service_status(service, observed, plan, None, url=None, previous={}, now=NOON)
+    assert next(c["message"] for c in found["conditions"] if c["type"] == "Ready") == message
+    assert found.get("modelCache") == (None if cache is None else cache.model_dump(by_alias=True, exclude_none=True))
 
 
 OLD_AND_NEW = (("old", 2, 2), ("new", 1, 0))

@@ -17,13 +17,13 @@ class StartStages:
     """The seconds of each stage, one after the other."""
 
     schedule_s: float
-    """From the pod's creation until a node was found."""
+    """Time from the pod's creation until a node was found."""
     pull_s: float
-    """Until its first container ran: volumes were mounted, and images were there."""
+    """Time until its first container ran: volumes were mounted, and images were there."""
     init_s: float
-    """Until its init containers had ended, such as the one that waits for a model's copy; 0 without any."""
+    """Time until its init containers had ended, such as the one that waits for a model's copy; 0 without any."""
     load_s: float
-    """Until the engine was ready: weights loaded, graphs captured."""
+    """Time until the engine was ready: weights loaded, graphs captured."""
 
     @property
     def total_s(self) -> float:

@@ -43,7 +43,7 @@ async def test_bytes_are_read_or_left_out_when_a_pod_answers_anything(
     async def answer(request: web.Request) -> web.Response:
         return web.Response(body=body, status=200 if request.path == "/progress" else 404)
 
-    server = web.Server(answer)
+    server = web.Server(answer)  # type: ignore[arg-type]  # as aiohttp's
     runner = web.ServerRunner(server)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
