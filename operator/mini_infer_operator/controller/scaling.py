@@ -15,7 +15,7 @@ from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.objects.events import EventRecorder
 from mini_infer_operator.objects.gateway_loads import GatewayLoadReader
 from mini_infer_operator.objects.observed_workloads import worker_index
-from mini_infer_operator.objects.start_times import usual_start_s
+from mini_infer_operator.objects.start_stages import usual_start_s
 from mini_infer_operator.parse import InvalidServiceError, parse_service
 from mini_infer_operator.resource import GROUP, KIND, LABEL_DRAINING, LABEL_ROLE, VERSION, InferenceService
 from mini_infer_operator.scaling.budget import Claim, shared_out

@@ -4,10 +4,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from mini_infer_operator.objects.observed_workloads import is_ready, time_of, worker_index
 
+LATEST_STARTS = 5
+"""Engines whose starts make the usual one: the latest."""
 LONGEST_S = 86_400.0
 """Seconds from which a start is none: a clock was wrong, or somebody wrote the status."""
 
@@ -68,6 +71,13 @@ def start_stages(pod: Mapping[str, Any]) -> StartStages | None:
     if moments != sorted(moments) or total_s > LONGEST_S:
         return None
     return StartStages(*((after - before).total_seconds() for before, after in pairwise(moments)))
+
+
+def usual_start_s(pods: Iterable[Mapping[str, Any]]) -> float | None:
+    """Returns the median seconds of the latest starts, and at least 1; None if none is known."""
+    starts = [(pod["metadata"]["creationTimestamp"], stages) for pod in pods if (stages := start_stages(pod))]
+    latest = sorted(starts, key=lambda start: start[0])[-LATEST_STARTS:]
+    return max(1.0, median(stages.total_s for _, stages in latest)) if latest else None
 
 
 def _since(status: Mapping[str, Any], kind: str) -> datetime | None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mini_infer_operator.objects.engine_starts import EngineStarts
-from mini_infer_operator.objects.start_stages import StartStages, start_stages
+from mini_infer_operator.objects.start_stages import LATEST_STARTS, StartStages, start_stages, usual_start_s
 from tests.support.services import changed
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -94,3 +94,18 @@ def test_a_start_is_left_out_when_another_operator_led_then() -> None:
     starts.restart(BEGIN + timedelta(milliseconds=400))
     assert starts.observe(("default", "demo"), [pod("1", begin=-1), pod("2")]) != []
     assert len(seen) == 1
+
+
+def test_usual_start_is_the_median_of_the_latest_starts() -> None:
+    def ready_after(begin: float, seconds: float) -> dict[str, Any]:
+        conditions = [
+            {"type": "PodScheduled", "status": "True", "lastTransitionTime": at(begin)},
+            {"type": "Ready", "status": "True", "lastTransitionTime": at(begin + seconds)},
+        ]
+        running = {"state": {"running": {"startedAt": at(begin)}}}
+        return pod(begin=begin, conditions=conditions, containerStatuses=[running])
+
+    slow, fast = [ready_after(n, 40) for n in range(9)], [ready_after(20 + n, 10) for n in range(LATEST_STARTS)]
+    assert usual_start_s([*fast, *slow]) == 10.0
+    assert usual_start_s([pod(conditions=[])]) is None
+    assert usual_start_s([]) is None
