@@ -102,6 +102,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=200, metavar="N", help="of each cycle (default: 200)")
     options = parser.parse_args()
     cycles, requests = (2, 10) if options.smoke else (options.cycles, options.requests)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left when a time limit ends it
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root)
         (folder / "cr.yaml").write_text(yaml.safe_dump(SERVICE))
