@@ -179,8 +179,8 @@ class ScaledFleet:
                 queued = engine.queued_tokens()
                 if queued >= ROOM_TOKENS:
                     continue
-                cost = request.prompt_tokens - engine.match_blocks(request) * BLOCK_TOKENS + queued
-                cost += 8.0 * engine.decode_rows
+                uncached = request.prompt_tokens - engine.match_blocks(request) * BLOCK_TOKENS
+                cost = float(uncached + queued + 8 * engine.decode_rows)
                 if best is None or cost < best_cost:
                     best, best_cost = member, cost
             if best is None:
