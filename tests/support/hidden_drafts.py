@@ -69,7 +69,10 @@ class MtpReference:
 def save_mtp(folder: Path, architecture: str, **shape: Any) -> MtpReference:
     """Saves a model of three layers with a fourth one that predicts further tokens, and returns what that predicts."""
     is_qwen = architecture.startswith("qwen")
-    model = save_tiny_model(folder, architecture, **{"num_hidden_layers": 4} | shape)
+    shape = {"num_hidden_layers": 4} | shape
+    if kinds := shape.get("mlp_layer_types"):
+        shape["mlp_layer_types"] = [*kinds, *["sparse"] * (shape["num_hidden_layers"] - len(kinds))]
+    model = save_tiny_model(folder, architecture, **shape)
     width = model.config.hidden_size
     torch.manual_seed(11)
     parts = {

@@ -139,7 +139,7 @@ def test_scratch_memory_fits_two_long_sequences_and_is_bounded(
         ({"dtype": FP32, "pages_dtype": FP32}, None),
         ({"pages_dtype": torch.float8_e4m3fn}, None),
         ({"caps_scores": True}, None),
-        ({"has_sinks": True}, None),
+        ({"has_sinks": True}, 128),
         ({"head_dim": 64}, 128),
         ({"head_dim": 96}, None),
         ({"head_dim": 256}, 64),
