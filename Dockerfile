@@ -50,16 +50,21 @@ RUN pip install --quiet --no-deps --compile --prefix /code . \
     && rm -r /control-plane/lib/python3.11/site-packages/mini_infer_engine /control-plane/bin/mini-infer-serve
 
 FROM build AS control-plane-packages
-# hf_xet downloads weights: tokenizers asks for it by way of huggingface_hub, and neither gateway nor operator downloads any.
+# huggingface_hub downloads weights: tokenizers asks for it, and neither gateway nor operator downloads any. Of Pillow, headers of
+# a few formats are read: fonts, colour profiles and AVIF go.
 # zstandard brings its code twice; the half for PyPy is of no use here. kubernetes' generated API and models are nine tenths of
 # it, and only the dynamic client is used; the build fails where what stays imports them.
 RUN pip install --quiet --no-deps --require-hashes -r /build/constraints-control-plane.txt \
-    && pip uninstall --quiet --yes hf_xet setuptools pip \
+    && pip uninstall --quiet --yes hf_xet huggingface_hub fsspec setuptools pip \
     && python /build/sbom.py /opt/mini-infer/sbom.cdx.json \
     && cd /opt/mini-infer/lib/python3*/site-packages && rm -rf zstandard/_cffi*.so kubernetes/client/api kubernetes/aio/client/api \
     && find kubernetes/client/models kubernetes/aio/client/models -name '*.py' ! -name __init__.py ! -name v1_object_meta.py \
          ! -name v1_owner_reference.py ! -name v1_managed_fields_entry.py -delete \
     && find kubernetes -name '*_test.py' -delete && python -c 'import kopf, kubernetes.aio.config, kubernetes.aio.dynamic' \
+    && rm -f PIL/_avif.* PIL/_imagingft.* PIL/_imagingcms.* PIL/_imagingtk.* PIL/_imagingmath.* PIL/_imagingmorph.* \
+         pillow.libs/libavif-* pillow.libs/libharfbuzz-* pillow.libs/libfreetype-* pillow.libs/liblcms2-* pillow.libs/libpng16-* \
+         pillow.libs/libbrotli* \
+    && python -c 'import tokenizers; from PIL import Image, _webp, BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin' \
     && python -m compileall -q -j 0 /opt/mini-infer/lib
 
 FROM base AS control-plane
