@@ -128,7 +128,8 @@ class Service:
 
     def lose_an_engine(self) -> None:
         """Gone without a word."""
-        name = self.pods()[0]["metadata"]["name"]
+        # Of the one before an edit there may still be a pod, which goes by itself.
+        name = next(pod for pod in self.pods() if "deletionTimestamp" not in pod["metadata"])["metadata"]["name"]
         self.cluster.kubectl("delete", "pod", name, "-n", self._namespace, "--grace-period=0", "--force")
         time.sleep(2)
         self.ready()
