@@ -82,7 +82,7 @@ def ranks(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke: boo
         settings = engines.share_of_gpu(kv_bytes_per_token(folder) * _KV_TOKENS // size)
         settings |= {"max_num_seqs": 256, "tensor_parallel_size": size} | (engines.SMOKE_SETTINGS if smoke else {})
         selected = tensor_parallel.SMOKE_FIGURES if smoke else tensor_parallel.FIGURES
-        arguments = (engine, folder, settings, smoke, None, (), *selected)
+        arguments = (engine, folder, settings, smoke, None, *selected)
         starts[f"{model} x{size}, {engine}"] = (one_round, arguments)
     return starts
 
@@ -93,7 +93,7 @@ def offline(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke: b
     folder = str(model_folder(engines.SMOKE_MODEL if smoke else model, root))
     settings = {"max_num_seqs": 256} | engines.share_of_gpu(int(float(gigabytes) * 1e9))
     settings |= engines.SMOKE_SETTINGS if smoke else {}
-    arguments = (folder, settings, smoke, None, (), *_OFFLINE_LOADS)
+    arguments = (folder, settings, smoke, None, *_OFFLINE_LOADS)
     return {f"{model}, {engine}": (one_round, (engine, *arguments)) for engine in ("ours", "vllm")}
 
 
@@ -104,7 +104,7 @@ def latent(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke: bo
     stack.enter_context(shared_checkpoint(folder, written, None, budget))
     settings: dict[str, Any] = {"max_num_seqs": 512} | engines.share_of_gpu(_KV_TOKENS * kv_bytes_per_token(folder))
     settings |= (engines.SMOKE_SETTINGS if smoke else {}) | {"load_format": "auto"}
-    arguments = (str(written), settings, smoke, None, (), *_OFFLINE_LOADS)
+    arguments = (str(written), settings, smoke, None, *_OFFLINE_LOADS)
     return {f"{model}, {engine}": (one_round, (engine, *arguments)) for engine in ("ours", "vllm")}
 
 

@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count, islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,8 @@ def measure(
     settings: dict[str, Any],
     smoke: bool,
     caches: Path | None = None,
-    first_token: tuple[int, ...] = (),
     *figure_names: str,
+    first_token: tuple[int, ...] = (),
 ) -> Iterator[dict[str, float]]:
     """One engine's figures, those that begin with a word that is wanted, as they come; in a process of its own.
 
@@ -296,9 +297,9 @@ def side_by_side(
             for contender in contenders:
                 caches = options.caches and options.caches / model / engines.base_name(contender.engine)
                 settings = contender.settings | together
-                lengths = tuple(options.first_token)
-                arguments = (contender.engine, folder, settings, options.smoke, caches, lengths, *options.loads)
-                processes[contender.label] = stack.enter_context(Isolated(measure, *arguments))
+                arguments = (contender.engine, folder, settings, options.smoke, caches, *options.loads)
+                measured = partial(measure, first_token=tuple(options.first_token))
+                processes[contender.label] = stack.enter_context(Isolated(measured, *arguments))
                 processes[contender.label].start_step()
             starts = {label: islice(process.answers(budget.left_s), 1) for label, process in processes.items()}
             ready = [label for label, start in starts.items() if goes_well(label, start)]

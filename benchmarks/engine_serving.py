@@ -104,7 +104,7 @@ def offline_figures(model: str, folder: str, options: argparse.Namespace, limit_
         return dict(shown.get(model, {}).get("medians", {}).get("ours", {}))
     log_line(f"{model}, ours, offline")
     settings = engines.SMOKE_SETTINGS if options.smoke else {"max_num_seqs": options.max_num_seqs}
-    with Isolated(engine_offline.measure, "ours", folder, settings, options.smoke, None, (), *_OFFLINE) as process:
+    with Isolated(engine_offline.measure, "ours", folder, settings, options.smoke, None, *_OFFLINE) as process:
         parts = takewhile(bool, process.parts(limit_s))  # of one round
         return {name: value for part in parts for name, value in part.items()}
 

@@ -218,7 +218,7 @@ def measure_together(model: str, folder: Path, options: Any, budget: Budget, res
             share = engines.share_of_gpu(kv_bytes_per_token(str(folder)) * _KV_TOKENS // size)
             settings = share | {"max_num_seqs": options.max_num_seqs, "tensor_parallel_size": size}
             settings |= {"disable": options.disable}
-            arguments = ("ours", str(folder), settings, False, None, (), *FIGURES)
+            arguments = ("ours", str(folder), settings, False, None, *FIGURES)
             running[f"ours x{size}"] = stack.enter_context(Isolated(measure, *arguments))
             running[f"ours x{size}"].start_step()
         try:

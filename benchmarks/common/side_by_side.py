@@ -30,7 +30,7 @@ def measure_alone(
     if options.smoke:
         settings |= {"device": "cpu", "kv_cache_memory": 32_000_000, "max_num_seqs": 8}
     runs: Runs = result["runs"].setdefault(model, {})
-    arguments = (engine, str(folder), settings, options.smoke, None, (), *figure_names)
+    arguments = (engine, str(folder), settings, options.smoke, None, *figure_names)
     try:
         with budget.spending(f"{model}, {label}"), Isolated(measure, *arguments) as isolated:
             isolated.start_step()
