@@ -33,12 +33,12 @@ DEFAULT_PERCENTILE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a contender is made for."""
+    """Names the engines, the load and the rates that a contender is made for."""
 
     setup: Setup
     load: Sequence[SimulatedRequest]
     rates: EngineRates
-    """As an earlier run has measured them."""
+    """Rates as an earlier run has measured them."""
     cached: float
     """The share of prompt tokens that is cached."""
 

@@ -27,7 +27,7 @@ TICK_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What all runs have in common."""
+    """The engines, targets and times that all runs have in common."""
 
     rates: PassRates
     cache_tokens: int = 400_000
@@ -40,7 +40,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What an autoscaler may know."""
+    """The figures that an autoscaler may know."""
 
     now_s: float
     replicas: int

@@ -145,7 +145,7 @@ class Oracle:
 
 @dataclass
 class Fixed:
-    """As many engines all the time."""
+    """Keeps as many engines all the time."""
 
     count: int
     every_s: float = 60.0

@@ -74,4 +74,4 @@ class GatewayLoads(msgspec.Struct, frozen=True):
     started_s: float
     """When the gateway started, in seconds since the epoch: with another value, counters have begun anew."""
     services: dict[str, ServiceLoad] = {}
-    """By namespace/name."""
+    """Services by namespace/name."""

@@ -67,7 +67,7 @@ class ImagePrompts:
 
 @dataclass(frozen=True, slots=True)
 class ImageSize:
-    """What an image takes in a prompt and in memory."""
+    """The tokens and values that an image takes in a prompt and in memory."""
 
     num_tokens: int
     grid: tuple[int, int, int]

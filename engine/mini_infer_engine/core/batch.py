@@ -169,7 +169,7 @@ class Batch:
     them.
     """
     encoder: EncoderWork | None = None
-    """What the vision encoder does before the pass; None if it has nothing to do."""
+    """The work of the vision encoder before the pass; None if it has nothing to do."""
     report_layers: "Callable[[LayerProgress], None] | None" = None
     """Set if keys and values go to another engine layer by layer. A runner that can report its progress by layer calls
     it before it launches the pass.

@@ -39,7 +39,7 @@ class RowImage(msgspec.Struct, frozen=True, gc=False):
 
 
 class EncoderWork(msgspec.Struct, gc=False):
-    """What the vision encoder does before a pass: first it drops embeddings, then it computes some."""
+    """The work of the vision encoder before a pass: first it drops embeddings, then it computes some."""
 
     dropped: list[bytes] = []
     """Keys of embeddings that no later pass reads."""

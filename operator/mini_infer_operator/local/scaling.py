@@ -18,7 +18,7 @@ READ_EVERY_S = 1.0
 
 
 class Scalable(Protocol):
-    """What is scaled; `LocalBackend` implements it."""
+    """The services that are scaled; `LocalBackend` implements it."""
 
     @property
     def is_scaled(self) -> bool:

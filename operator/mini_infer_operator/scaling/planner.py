@@ -49,7 +49,7 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class RoleMemory:
-    """What the planner remembers of one role."""
+    """The memory of the planner of one role."""
 
     history: History = NO_HISTORY
     ahead: float = 0.0
@@ -67,7 +67,7 @@ class RoleMemory:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What the planner remembers of one service. A new operator begins with an empty one, and removes no engine until
+    """The memory of the planner of one service. A new operator begins with an empty one, and removes no engine until
     it has seen a whole window.
     """
 

@@ -246,7 +246,7 @@ _TILES = {
     128: MXTile(128, 32, 8, 3),
     256: MXTile(128, 32, 8, 3),
 }
-"""By tokens in a tile, for both products: of gpt-oss-20b's experts on an H200, near the best at every batch."""
+"""Tiles of both products by tokens in a tile: near the best for gpt-oss-20b's experts on an H200 at every batch."""
 _MEAN_ROWS = {16: 10, 32: 20, 64: 96, 128: 256}
 """The largest mean number of tokens per expert for each height but the last."""
 

@@ -21,9 +21,9 @@ class Layout:
     """The sizes by which rows are in another order."""
 
     head_dim: int
-    """Of attention, whose q and k some converters interleave."""
+    """The width of a head of attention, whose q and k some converters interleave."""
     key_heads: int = 1
-    """Of a gated delta net, and so the following."""
+    """Heads of keys of a gated delta net, of which the fields below are, too."""
     value_heads: int = 1
     key_dim: int = 1
     value_dim: int = 1
@@ -54,7 +54,7 @@ def reads_bytes(change: Change) -> bool:
 
 
 def _interleaved_rows(parts: list[Tensor], layout: Layout) -> Tensor:
-    """Of each head the converter has put row i of the second half behind row i of the first."""
+    """Undoes an order: in each head the converter has put row i of the second half behind row i of the first."""
     pairs = parts[0].view(-1, layout.head_dim // 2, 2, *parts[0].shape[1:])
     return pairs.transpose(1, 2).reshape(parts[0].shape)
 

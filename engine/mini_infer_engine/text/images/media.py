@@ -45,7 +45,7 @@ _BLOCKED = tuple(
 
 @dataclass(frozen=True, slots=True)
 class MediaRules:
-    """What may be read for clients."""
+    """The hosts, folder and bytes that may be read for clients."""
 
     domains: frozenset[str] = frozenset()
     """Names of hosts from which http and https URLs are fetched."""
