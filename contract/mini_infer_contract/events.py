@@ -14,6 +14,10 @@ EVENTS_TOPIC = b"kv-events"
 LOAD_TOPIC = b"load"
 MEDIUM_GPU = "GPU"
 """vLLM's name for the device's own cache, whatever the device."""
+MEDIUM_HOST = "CPU"
+"""vLLM's name for a tier in main memory (vllm/v1/kv_offload)."""
+MEDIUM_DISK = "DISK"
+"""A tier on a disk."""
 
 SEQUENCE_BYTES = 8
 REPLAY_END = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
@@ -102,6 +106,11 @@ class LoadReport(msgspec.Struct, frozen=True):
     """Bytes of keys and values moved a second from and to other engines, as measured lately; 0 if not measured yet."""
     kv_bytes_per_token: int = 0
     """Bytes of one token's keys and values in all layers; 0 if the engine neither sends nor receives any."""
+    host_tokens_per_s: float = 0.0
+    """Cached tokens a second that come back from main memory, as measured lately; 0 without such a tier or measurement.
+    """
+    disk_tokens_per_s: float = 0.0
+    """Cached tokens a second that come back from the disk, likewise."""
     engines: int = 1
     """Copies of the model behind the endpoint, with a queue and pages of its own each; numbers are sums over them."""
 
