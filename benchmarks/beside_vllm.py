@@ -7,6 +7,7 @@
 Groups, with random weights:
 - ranks:MODEL:N+vllmN: our engine and vLLM with so many tensor-parallel ranks; the loads of tensor_parallel.py.
 - offline:MODEL:GB: our engine and vLLM with a KV cache of so many GB each; W1, time between tokens, first tokens.
+- transformers:MODEL:GB: the same, both by transformers' code of the model, and our engine by its own file of it.
 - latent: DeepSeek-V2-Lite's shape, both engines from one checkpoint; W1, time between tokens, first tokens.
 - speculation:METHOD+METHOD:P+P: a 7B shape with a draft of 0.5B's, a head (vLLM's is one of EAGLE-3) or prompt look-up
   (ngram), of whose guesses a share of P is right, and without guesses; tokens a second at batch 1, 8 and 32, by
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,6 +48,8 @@ _KV_TOKENS = 280_000
 """Of every engine that runs W1."""
 _LATENT = "deepseek-v2-lite"
 _OFFLINE_LOADS = ("itl", "ttft", "w1")
+_FIRST_TOKENS = (512, 4096, 16384)
+"""Lengths of prompts whose first token is timed, of the groups `offline` and `transformers`."""
 _BATCHES = [1, 8, 32]
 _SPECULATION = "speculation "
 _WITHOUT = f"{_SPECULATION}without "
@@ -91,10 +95,23 @@ def offline(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke: b
     """Both with memory for keys, values and recurrent states that fits beside other engines."""
     model, gigabytes = group.arguments
     folder = str(model_folder(engines.SMOKE_MODEL if smoke else model, root))
-    settings = {"max_num_seqs": 256} | engines.share_of_gpu(int(float(gigabytes) * 1e9))
+    settings = {"max_num_seqs": 256, "max_model_len": 2 * max(_FIRST_TOKENS)}
+    settings |= engines.share_of_gpu(int(float(gigabytes) * 1e9))
     settings |= engines.SMOKE_SETTINGS if smoke else {}
     arguments = (folder, settings, smoke, None, *_OFFLINE_LOADS)
-    return {f"{model}, {engine}": (one_round, (engine, *arguments)) for engine in ("ours", "vllm")}
+    function = one_round if smoke else partial(one_round, first_token=_FIRST_TOKENS)
+    return {f"{model}, {engine}": (function, (engine, *arguments)) for engine in ("ours", "vllm")}
+
+
+def through_transformers(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke: bool) -> dict[str, Start]:
+    """Both by transformers' code, and ours by its own file."""
+    own = offline(group, root, budget, stack, smoke)
+    starts = dict[str, Start]()
+    for label, (function, (engine, folder, settings, *rest)) in own.items():
+        if engine == "ours":
+            starts[f"{label}, own file"] = (function, (engine, folder, settings, *rest))
+        starts[f"transformers {label}"] = (function, (engine, folder, settings | {"model_impl": "transformers"}, *rest))
+    return starts
 
 
 def latent(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke: bool) -> dict[str, Start]:
@@ -108,9 +125,9 @@ def latent(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke: bo
     return {f"{model}, {engine}": (one_round, (engine, *arguments)) for engine in ("ours", "vllm")}
 
 
-def one_round(*arguments: Any) -> Iterator[Figures]:
+def one_round(*arguments: Any, **options: Any) -> Iterator[Figures]:
     """`engine_offline.measure`, once."""
-    parts = engine_offline.measure(*arguments)
+    parts = engine_offline.measure(*arguments, **options)
     yield next(parts)
     yield from takewhile(bool, parts)
 
@@ -172,7 +189,14 @@ def quantized(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke:
     return starts
 
 
-STARTS = {"ranks": ranks, "offline": offline, "latent": latent, "speculation": speculating, "quantized": quantized}
+STARTS = {
+    "ranks": ranks,
+    "offline": offline,
+    "transformers": through_transformers,
+    "latent": latent,
+    "speculation": speculating,
+    "quantized": quantized,
+}
 
 
 def on_gpu(gpu: int, num_gpus: int, function: Callable[..., Iterator[Figures]], *arguments: Any) -> Iterator[Figures]:

@@ -46,6 +46,7 @@ _OF_MEASUREMENT = (
     "max_model_len",
     "speculative_config",
     "worker_extension_cls",
+    "model_impl",
 )
 VLLM_ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",

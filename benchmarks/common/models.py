@@ -449,6 +449,40 @@ CONFIGS["granite-4-h-small-16-layers"] = _SHORT_GRANITE | {
 }
 """Four layers in ten of the model, which fits twice beside other engines."""
 
+CONFIGS["qwen3-next-8-layers"] = _QWEN3_NEXT | {"num_hidden_layers": 8}
+CONFIGS["glm-4.5-air-4-layers"] = {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "model_type": "glm4_moe",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+    "partial_rotary_factor": 0.5,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 151329,
+    "pad_token_id": 151329,
+    "max_position_embeddings": 131072,
+    "vocab_size": 151552,
+    "hidden_size": 4096,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "attention_bias": True,
+    "use_qk_norm": False,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "tie_word_embeddings": False,
+}
+"""One dense layer and three of experts, of 46."""
+
 
 def model_folder(name: str, root: Path) -> str:
     """A model that engines can load: a config written under `root`, or what was named if it is none of ours."""
