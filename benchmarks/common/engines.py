@@ -159,7 +159,10 @@ class _VLLM(_Vocal):
     def __init__(self, model: str, settings: dict[str, Any]) -> None:
         import vllm
 
-        super().__init__(vllm, model, vllm_keywords(settings))
+        # By default it needs FlashInfer for prompts of gated delta nets, which compiles for minutes.
+        super().__init__(
+            vllm, model, vllm_keywords(settings) | {"additional_config": {"gdn_prefill_backend": "triton"}}
+        )
 
     # Of an engine whose workers have the extension `vllm_acceptance`: see there.
 

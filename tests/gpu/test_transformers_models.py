@@ -26,6 +26,7 @@ def test_text_is_that_of_generate_when_a_gpu_runs_transformers_code(model_type: 
     expected = [expected_tokens(model, prompt, LENGTH) for prompt in PROMPTS]
     settings = make_settings(
         tmp_path,
+        model_impl="transformers",
         enforce_eager=CASES[model_type],
         max_num_seqs=4,
         disable_hybrid_kv_cache_manager=False,

@@ -70,7 +70,7 @@ class MixedTritonAttention:
 
 
 def _by_shape(attends: Mapping[HeadShape, Attend]) -> Attend:
-    def attend(qkv: Tensor, layer: AttentionBlock, out: Tensor | None = None) -> Tensor:
-        return attends[layer.head_shape](qkv, layer, out)
+    def attend(qkv: Tensor, layer: AttentionBlock) -> Tensor:
+        return attends[layer.head_shape](qkv, layer)
 
     return attend
