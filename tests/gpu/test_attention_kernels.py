@@ -196,7 +196,14 @@ def test_decode_attention_merges_many_splits_of_a_long_sequence(length: int, max
 
 @pytest.mark.parametrize(
     ("on_hopper", "softcap", "has_sinks"),
-    [(False, None, False), (False, 1.5, False), (True, None, False), (False, None, True), (False, 1.5, True)],
+    [
+        (False, None, False),
+        (False, 1.5, False),
+        (True, None, False),
+        (False, None, True),
+        (False, 1.5, True),
+        (True, None, True),
+    ],
 )
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim", "page_size", "window", "dtype"), SHAPES)
 def test_prefill_attention(

@@ -495,10 +495,10 @@ def widening(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """As on Hopper, with the kernel of other GPUs over widened pages; addresses of these, call by call."""
     addresses: list[int] = []
 
-    def attend(q: Any, pool: Any, rows: Any, *, scale: float, config: Any, out: Any) -> None:
+    def attend(q: Any, pool: Any, rows: Any, *, scale: float, config: Any, sinks: Any, out: Any) -> None:
         addresses.append(pool.data_ptr())
         tiles = PrefillConfig(64, 16, 4, 2, programs=1)
-        prefill_attention(q, pool, rows, scale=scale, config=tiles, workspace=Workspace(q.device), out=out)
+        prefill_attention(q, pool, rows, scale=scale, config=tiles, workspace=Workspace(q.device), sinks=sinks, out=out)
 
     kernel = SimpleNamespace(hopper_prefill_attention=attend)
     monkeypatch.setitem(sys.modules, "mini_infer_engine.kernels.attention.hopper_prefill_attention", kernel)

@@ -256,7 +256,7 @@ def test_prefill_attention(
         starts = torch.tensor([0, *counts], device=DEVICE).cumsum(0).to(torch.int32)
         lengths = torch.tensor(ends, dtype=torch.int32, device=DEVICE)
         rows = PrefillRows(made.tables[chosen], starts, lengths, max(counts), max(ends))
-        shape = prefill_shape(q, made.layer, rows, window, softcap, has_sinks=sinks is not None)
+        shape = prefill_shape(q, made.layer, rows, window, softcap)
         config = config or POLICY.prefill_config(shape)
         mixed = prefill_attention(
             q, made.layer, rows,

@@ -86,7 +86,6 @@ def test_flash_attention_3_is_chosen_by_load(tokens: int, sequences: int, q_head
         ({"sliding_window": 4095}, False),
         ({"sliding_window": 4096}, True),
         ({"caps_scores": True}, False),
-        ({"has_sinks": True}, False),
     ],
 )
 def test_one_byte_pages_fit_wide_pages_by_shape(changes: dict[str, object], fits: bool, one_byte: torch.dtype) -> None:
@@ -139,7 +138,6 @@ def test_scratch_memory_fits_two_long_sequences_and_is_bounded(
         ({"dtype": FP32, "pages_dtype": FP32}, None),
         ({"pages_dtype": torch.float8_e4m3fn}, None),
         ({"caps_scores": True}, None),
-        ({"has_sinks": True}, 128),
         ({"head_dim": 64}, 128),
         ({"head_dim": 96}, None),
         ({"head_dim": 256}, 64),

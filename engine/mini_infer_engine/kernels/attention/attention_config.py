@@ -124,8 +124,6 @@ class PrefillShape:
     """Pages of all sequences, or an upper bound."""
     wide_pages: int = 0
     """Pages in 16 bits for which there is scratch memory."""
-    has_sinks: bool = False
-    """True if heads have attention sinks."""
 
     @property
     def widened(self) -> "PrefillShape":
@@ -276,12 +274,12 @@ def prefill_config(shape: PrefillShape, sm_count: int, shared_memory_bytes: int)
 def supports_hopper_fa3(shape: PrefillShape) -> bool:
     """True if the FlashAttention-3 kernel can compute this shape.
 
-    It supports 16-bit pages of whole blocks, no window that masks, no soft cap and no sinks.
+    It supports 16-bit pages of whole blocks, no window that masks and no soft cap.
     """
     masks = shape.sliding_window is not None and shape.sliding_window < shape.longest_key
     halves = shape.pages_dtype in (torch.bfloat16, torch.float16)
     fits = shape.head_dim in (64, 128) and shape.page_size % _TILE_QUERIES == 0
-    return halves and fits and not masks and not shape.caps_scores and not shape.has_sinks
+    return halves and fits and not masks and not shape.caps_scores
 
 
 def hopper_fa3_is_faster(tokens: int, sequences: int, q_heads: int) -> bool:

@@ -27,6 +27,7 @@ HALF_ROWS = gl.constexpr(64)
 """Queries of a warpgroup: the M of one wgmma instruction."""
 ROWS = gl.constexpr(128)
 BLOCK = gl.constexpr(128)
+LOG2E = gl.constexpr(LOG2_E)
 STAGES = gl.constexpr(2)
 
 
@@ -168,7 +169,7 @@ def _mainloop_step(
 
 
 @gluon.jit
-def _consumer(out, scale, work, rings, OUT_PITCH: gl.constexpr, HALF: gl.constexpr):
+def _consumer(out, sinks, scale, work, rings, OUT_PITCH: gl.constexpr, HAS_SINKS: gl.constexpr, HALF: gl.constexpr):
     """Runs a consumer warpgroup, which computes its half of every tile."""
     queries, keys, values, _order = rings
     head_dim: gl.constexpr = keys.blocks.shape[2]
@@ -226,6 +227,8 @@ def _consumer(out, scale, work, rings, OUT_PITCH: gl.constexpr, HALF: gl.constex
             p_operand = gl.convert_layout(p.to(values.blocks.dtype), gl.DotOperandLayout(0, acc_layout, 2))
             acc = warpgroup_mma(p_operand, values.blocks.index(stage), acc)
             mbarrier.arrive(values.empty.index(stage))
+            if HAS_SINKS:  # as `sinks.add_sinks`: a logit without a value
+                l_i += gl.exp2(gl.load(sinks + head).to(gl.float32) * LOG2E - m_i * scale)
             l_i = gl.convert_layout(l_i, gl.SliceLayout(1, acc_layout), assert_trivial=True)
             result = gl.convert_layout((acc * (1.0 / l_i)[:, None]).to(values.blocks.dtype), row_layout)
             out_rows = query_row + gl.arange(0, HALF_ROWS, layout=gl.SliceLayout(1, row_layout))
@@ -246,9 +249,10 @@ def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
     do_not_specialize=["table_stride", "sequences"],
     do_not_specialize_on_alignment=["page_tables", "query_starts", "ends"],
 )
-def _hopper_prefill_attention(q, pages, page_tables, query_starts, ends, out, table_stride, sequences, scale,
+def _hopper_prefill_attention(q, pages, page_tables, query_starts, ends, sinks, out, table_stride, sequences, scale,
                               HEADS: gl.constexpr, GROUP: gl.constexpr, PAGE_SIZE: gl.constexpr,
-                              ROWS_OF_PAGE: gl.constexpr, OUT_PITCH: gl.constexpr):  # fmt: skip
+                              ROWS_OF_PAGE: gl.constexpr, OUT_PITCH: gl.constexpr,
+                              HAS_SINKS: gl.constexpr):  # fmt: skip
     """FlashAttention-3: persistent programs, each with one (tile, head) per wave."""
     head_dim: gl.constexpr = pages.block_shape[1]
     query_shared = gl.allocate_shared_memory(q.dtype, [2, HALF_ROWS, head_dim], q.layout)
@@ -264,8 +268,8 @@ def _hopper_prefill_attention(q, pages, page_tables, query_starts, ends, out, ta
     work = _Tiles(query_starts, ends, sequences, HEADS)
     gl.warp_specialize(
         [
-            (_consumer, (out, scale, work, rings, OUT_PITCH, 0)),
-            (_consumer, (out, scale, work, rings, OUT_PITCH, 1)),
+            (_consumer, (out, sinks, scale, work, rings, OUT_PITCH, HAS_SINKS, 0)),
+            (_consumer, (out, sinks, scale, work, rings, OUT_PITCH, HAS_SINKS, 1)),
             (_producer, (q, pages, page_tables, table_stride, work, rings, GROUP, PAGE_SIZE, ROWS_OF_PAGE)),
         ],
         [4, 1],
@@ -289,6 +293,7 @@ def hopper_prefill_attention(
     *,
     scale: float,
     config: HopperPrefillConfig,
+    sinks: torch.Tensor | None,
     out: torch.Tensor,
 ) -> None:
     """Computes `prefill_attention.prefill_attention` for shapes that `attention_config.supports_hopper_fa3` accepts.
@@ -304,16 +309,17 @@ def hopper_prefill_attention(
     sequences = rows.ends.shape[0]
     items = (tokens // ROWS.value + sequences) * heads  # at most: each sequence may end with a tile that is not full
     programs = min(items, config.programs)
-    constants = (heads, heads // kv_heads, page_size, rows_of_page, out.stride(0))
+    constants = (heads, heads // kv_heads, page_size, rows_of_page, out.stride(0), sinks is not None)
     arguments = (
         _descriptor(q.data_ptr(), q.dtype, tokens, q.stride(0), HALF_ROWS.value, head_dim),
         _descriptor(pool.data_ptr(), pool.dtype, kv_rows, token_pitch, BLOCK.value, head_dim),
-        *(rows.page_tables, rows.query_starts, rows.ends, out, rows.page_tables.stride(0), sequences),
+        *(rows.page_tables, rows.query_starts, rows.ends, out if sinks is None else sinks, out),
+        *(rows.page_tables.stride(0), sequences),
         scale * LOG2_E,
         *constants,
     )
     # Triton's search for the compiled kernel by its arguments takes twice as long as the rest of a launch.
-    variant = (q.device, q.dtype, head_dim, constants)
+    variant = (q.device, q.dtype, None if sinks is None else sinks.dtype, head_dim, constants)
     if variant in _COMPILED:
         _COMPILED[variant][(programs, 1, 1)](*arguments)
     else:

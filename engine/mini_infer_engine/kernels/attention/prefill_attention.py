@@ -341,12 +341,10 @@ def prefill_shape(
     sliding_window: int | None = None,
     softcap: float | None = None,
     wide_pages: int = 0,
-    *,
-    has_sinks: bool = False,
 ) -> PrefillShape:
     """Returns the sizes of a call of `prefill_attention`, by which a policy chooses its config.
 
-    wide_pages: pages in 16 bits for which the workspace has room. has_sinks: the call has attention sinks.
+    wide_pages: pages in 16 bits for which the workspace has room.
     """
     tokens, q_heads, head_dim = q.shape
     _, _, page_size, kv_heads, _ = pool.shape
@@ -365,7 +363,6 @@ def prefill_shape(
         softcap is not None,
         rows.pages,
         wide_pages,
-        has_sinks,
     )
 
 
@@ -400,13 +397,12 @@ def prefill_attention(
     if isinstance(config, HopperPrefillConfig):
         assert rows.last_keys is None, "the FlashAttention-3 kernel is causal: KernelPolicy.flash_attention_2_config"
         assert softcap is None, "the FlashAttention-3 kernel does not cap scores: KernelPolicy.prefill_config"
-        assert sinks is None, "the FlashAttention-3 kernel has no sinks: KernelPolicy.prefill_config"
         from mini_infer_engine.kernels.attention.hopper_prefill_attention import hopper_prefill_attention
 
         if config.widens:
             programs = config.programs * WIDENING_PROGRAMS_PER_SM
             pool, rows = widen_pages(pool, rows, q.dtype, workspace=workspace, programs=programs)
-        hopper_prefill_attention(q, pool, rows, scale=scale, config=config, out=out)
+        hopper_prefill_attention(q, pool, rows, scale=scale, config=config, sinks=sinks, out=out)
         return out
     dim_block = next_power_of_2(head_dim)
     full_tiles = cdiv(tokens * group, config.rows)

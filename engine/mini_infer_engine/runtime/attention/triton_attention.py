@@ -82,7 +82,7 @@ class TritonAttention:
         self._run_prefill = run_prefill or self._paged_prefill
         self._shape = PrefillShape(
             pool.spec.dtype, pool.spec.storage_dtype, 0, 0, layers[0].num_heads, self._kv_heads, pool.spec.head_dim,
-            self.page_size, None, 0, self._softcap is not None, has_sinks=self._sinks is not None,
+            self.page_size, None, 0, self._softcap is not None,
         )  # fmt: skip
         self._wide_pages = 0
         if self._quantized and run_prefill is None:
@@ -234,8 +234,7 @@ class TritonAttention:
         out: Tensor | None,
     ) -> Tensor:
         """Runs the faster of our two prefill kernels."""
-        has_sinks = sinks is not None
-        shape = prefill_shape(q, pages, rows, sliding_window, softcap, self._wide_pages, has_sinks=has_sinks)
+        shape = prefill_shape(q, pages, rows, sliding_window, softcap, self._wide_pages)
         causal = rows.last_keys is None
         config = self._policy.prefill_config(shape) if causal else self._policy.flash_attention_2_config(shape)
         return prefill_attention(
@@ -266,7 +265,7 @@ class TritonAttention:
             if self._sees_later_keys:
                 kinds.append(replace(kinds[0], last_keys=ends - 1))
             for window, rows in itertools.product(self.windows, kinds):
-                shape = prefill_shape(q, pages, rows, window, softcap, has_sinks=sinks is not None)
+                shape = prefill_shape(q, pages, rows, window, softcap)
                 tiles = self._policy.flash_attention_2_config(shape)
                 prefill_attention(
                     q,
@@ -281,10 +280,9 @@ class TritonAttention:
                     out=out,
                 )
         rows = PrefillRows(table, starts, ends, 1, longest_key, pages=1)
-        has_sinks, wide_pages = sinks is not None, self._wide_pages
-        shape = prefill_shape(token, pages, rows, softcap=softcap, wide_pages=wide_pages, has_sinks=has_sinks)
+        shape = prefill_shape(token, pages, rows, softcap=softcap, wide_pages=self._wide_pages)
         if hopper := self._policy.hopper_prefill_config(shape):
-            prefill_attention(token, pages, rows, scale=1.0, config=hopper, workspace=self._workspace)
+            prefill_attention(token, pages, rows, scale=1.0, config=hopper, workspace=self._workspace, sinks=sinks)
 
     def plan(self, inputs: PassInputs, *, every_token: bool) -> TritonAttentionPass:
         """Plans a mixed pass, decode rows first. With `every_token` the logits of all tokens are computed."""
