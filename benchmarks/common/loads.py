@@ -92,13 +92,15 @@ def run_loads(
     token_prompts = prompts(sizes.batch, *sizes.mixed, dice)
     limits = [dice.randint(*sizes.mixed) for _ in token_prompts]
     if is_selected("w1 tok_s"):
+        timed(prompts(sizes.batch, *sizes.mixed, dice), [8] * sizes.batch, 0.6)  # peers compile at a shape's first use
         yield "w1 tok_s", sum(limits) / timed(token_prompts, limits, 0.6)
     token_prompts = prompts(sizes.batch, sizes.prompt, sizes.prompt, dice)
     if is_selected("w2 tok_s"):
         yield "w2 tok_s", sizes.batch * sizes.answer / timed(token_prompts, [sizes.answer] * sizes.batch)
     for batch in sizes.latency_batches:
-        short, long = (prompts(batch, sizes.prompt, sizes.prompt, dice) for _ in range(2))
+        cold, short, long = (prompts(batch, sizes.prompt, sizes.prompt, dice) for _ in range(3))
         if is_selected(name := f"itl ms bs {batch}"):
+            timed(cold, [8] * batch)
             first_s = timed(short, [1] * batch)
             yield name, (timed(long, [sizes.answer + 1] * batch) - first_s) / sizes.answer * 1e3
     for length in sizes.first_token:
