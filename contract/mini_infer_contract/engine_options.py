@@ -178,6 +178,18 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
     kv_swap_memory: Annotated[int, _batching(unit="SIZE", low=0, is_size=True, default_text="0, which is off")] = 0
     """Main memory for pages of preempted sequences, used where copying costs less than recomputing."""
+    kv_host_memory: Annotated[
+        int, Option(group=BATCHING, unit="SIZE", low=0, is_size=True, default_text="0, which is off")
+    ] = 0
+    """Main memory for prefix cache blocks that are evicted from the device, of all devices together; a prompt gets them
+    back where copying costs less than computing."""
+    kv_disk_path: Annotated[str | None, Option(group=BATCHING, unit="DIR", default_text="none, which is off")] = None
+    """A folder for prefix cache blocks that are evicted from main memory; they survive restarts. Needs --kv-host-memory
+    and --kv-disk-size."""
+    kv_disk_size: Annotated[
+        int, Option(group=BATCHING, unit="SIZE", low=0, is_size=True, default_text="0, which is off")
+    ] = 0
+    """Most bytes of the files in --kv-disk-path; the oldest blocks go first."""
     gpu_memory_utilization: Annotated[float, _batching(unit="SHARE", low=0, low_is_allowed=False, high=1)] = 0.9
     """Share of a GPU's memory for weights, activations and the page pool, whatever others there use."""
     mm_encoder_cache_tokens: Annotated[int, _batching(unit="TOKENS", low=1, high=_MOST_TOKENS)] = 16_384
