@@ -12,11 +12,14 @@ from mini_infer_operator.resource import (
     GROUP,
     KIND,
     PLURAL,
+    PRESET_KIND,
+    PRESET_PLURAL,
     ROLES,
     SCALER_KIND,
     SCALER_PLURAL,
     VERSION,
     ApiModel,
+    InferencePreset,
     InferenceScaler,
     InferenceService,
 )
@@ -54,6 +57,12 @@ _SCALER_COLUMNS = [
     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
 ]
 _SCALER_SCALE = {**_SCALE, "specReplicasPath": ".spec.replicas"}
+_PRESET_COLUMNS = [
+    {"name": "Families", "type": "string", "jsonPath": ".spec.match.families"},
+    {"name": "GPU", "type": "string", "jsonPath": ".spec.match.gpu"},
+    {"name": "Image", "type": "string", "jsonPath": ".spec.image"},
+    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+]
 _DESCRIBED_ONCE = ("template",)
 """Fields of a role whose inner fields, mostly Kubernetes' own, have descriptions for `kubectl explain` in `unified`
 only: three copies would make the resource too large for the annotation of `kubectl apply`.
@@ -62,7 +71,7 @@ only: three copies would make the resource too large for the annotation of `kube
 
 def custom_resource_definitions() -> list[dict[str, Any]]:
     """Returns every CustomResourceDefinition of the project."""
-    return [custom_resource_definition(), scaler_definition()]
+    return [custom_resource_definition(), scaler_definition(), preset_definition()]
 
 
 def custom_resource_definition() -> dict[str, Any]:
@@ -82,6 +91,12 @@ def scaler_definition() -> dict[str, Any]:
     return _definition(SCALER_KIND, SCALER_PLURAL, ["infscaler"], _SCALER_COLUMNS, _SCALER_SCALE, root)
 
 
+def preset_definition() -> dict[str, Any]:
+    """Returns the CustomResourceDefinition of InferencePreset."""
+    root = _root(InferencePreset, PRESET_KIND)
+    return _definition(PRESET_KIND, PRESET_PLURAL, ["infpreset"], _PRESET_COLUMNS, None, root, scope="Cluster")
+
+
 def _root(model: type[ApiModel], kind: str) -> dict[str, Any]:
     schema = model.model_json_schema(by_alias=True)
     root = _structural(schema, schema.get("$defs", {}))
@@ -99,14 +114,16 @@ def _definition(
     plural: str,
     short: list[str],
     columns: list[dict[str, str]],
-    scale: dict[str, str],
+    scale: dict[str, str] | None,
     root: dict[str, Any],
+    scope: str = "Namespaced",
 ) -> dict[str, Any]:
+    """Returns a definition; without `scale`, of a resource that has neither a scale subresource nor a status."""
     version = {
         "name": VERSION,
         "served": True,
         "storage": True,
-        "subresources": {"status": {}, "scale": scale},
+        **({"subresources": {"status": {}, "scale": scale}} if scale is not None else {}),
         "additionalPrinterColumns": columns,
         "schema": {"openAPIV3Schema": root},
     }
@@ -122,7 +139,7 @@ def _definition(
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {"name": f"{plural}.{GROUP}"},
-        "spec": {"group": GROUP, "scope": "Namespaced", "names": names, "versions": [version]},
+        "spec": {"group": GROUP, "scope": scope, "names": names, "versions": [version]},
     }
 
 

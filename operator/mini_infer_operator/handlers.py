@@ -19,13 +19,10 @@ from mini_infer_operator.settings import parse_settings
 from mini_infer_web.kubernetes_api import AccessError
 
 LOGIN_AGAIN_S = 5.0
-REGISTRY = kopf.get_default_registry()
-"""The registry of the handlers below; `kopf run` uses it."""
 DEVELOPMENT = {"MINI_INFER_ENGINE_IMAGE": f"mini-infer-engine-cpu:{__version__}"}
 """Default of the one required flag under `kopf run`, where all flags come from the environment."""
 
 
-@kopf.on.startup()
 async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
     """Creates the operator, unless `mini-infer-operator` has created it, and starts its work."""
     is_embedded = "embedded" in memo
@@ -38,7 +35,6 @@ async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> N
     await memo.operator.start()
 
 
-@kopf.on.login()
 async def log_in(memo: kopf.Memo, **_: Any) -> kopf.AiohttpSession:
     """Returns a session with the official client's configuration, at first and whenever credentials are refused."""
     try:
@@ -52,11 +48,6 @@ async def observe(event: kopf.RawEvent, memo: kopf.Memo, param: Any = None, **_:
     memo.operator.observe(param, event["type"], event["object"])
 
 
-for _kind in watched():
-    kopf.on.event(group=_kind.group, version=_kind.version, plural=_kind.plural, id=_kind.plural, param=_kind)(observe)
-
-
-@kopf.on.probe(id="problems")
 async def probe(memo: kopf.Memo, **_: Any) -> list[str]:
     """Answers `kopf run --liveness`. Raises PermanentError, which is an HTTP error there, if only a restart helps."""
     if problems := memo.operator.health.problems():
@@ -64,7 +55,26 @@ async def probe(memo: kopf.Memo, **_: Any) -> list[str]:
     return []
 
 
-@kopf.on.cleanup()
 async def stop(memo: kopf.Memo, **_: Any) -> None:
     """Ends all work and gives the Lease back."""
     await memo.operator.stop()
+
+
+def register(registry: kopf.OperatorRegistry, *, clusterwide: bool) -> kopf.OperatorRegistry:
+    """Registers all handlers. Returns the registry.
+
+    Without `clusterwide`, kinds without a namespace have none: kopf would watch them in any case, without the rights.
+    """
+    kopf.on.startup(registry=registry)(start)
+    kopf.on.login(registry=registry)(log_in)
+    for kind in watched(clusterwide=clusterwide):
+        watch = kopf.on.event(
+            group=kind.group, version=kind.version, plural=kind.plural, id=kind.plural, param=kind, registry=registry
+        )
+        watch(observe)
+    kopf.on.probe(id="problems", registry=registry)(probe)
+    kopf.on.cleanup(registry=registry)(stop)
+    return registry
+
+
+register(kopf.get_default_registry(), clusterwide=True)  # that of `kopf run`

@@ -9,11 +9,14 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from mini_infer_operator.resource import GROUP, KIND, VERSION, InferenceService
+from mini_infer_operator.resource import GROUP, KIND, PRESET_KIND, VERSION, InferencePreset, InferenceService, Reason
 
 
 class InvalidServiceError(ValueError):
     """Raised if a document is not an InferenceService that could be served; the message has a line for each fault."""
+
+    reason = Reason.INVALID_SPEC
+    """The reason of the conditions."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -38,12 +41,7 @@ _Loader.bool_values = yaml.SafeLoader.bool_values | {"y": True, "n": False}
 
 def read_file(path: Path) -> list[dict[str, Any]]:
     """Reads the InferenceServices of a YAML or JSON file, unchecked. Raises InvalidServiceError if it has none."""
-    try:
-        documents = [document for document in yaml.load_all(path.read_text(), Loader=_Loader) if document is not None]
-    except OSError as error:
-        raise InvalidServiceError(f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InvalidServiceError(f"{path} is not YAML: {error}") from error
+    documents = _documents(path)
     services = [d for d in documents if isinstance(d, dict) and d.get("kind") == KIND]
     if not services:
         kinds = ", ".join(str(d.get("kind")) if isinstance(d, dict) else type(d).__name__ for d in documents)
@@ -54,10 +52,42 @@ def read_file(path: Path) -> list[dict[str, Any]]:
     return services
 
 
+def read_presets(path: Path) -> list[dict[str, Any]]:
+    """Reads and checks the InferencePresets of a YAML or JSON file, or of all such files of a folder.
+
+    Raises InvalidServiceError with every fault found.
+    """
+    paths = sorted(p for p in path.iterdir() if p.suffix in {".yaml", ".yml", ".json"}) if path.is_dir() else [path]
+    found = [d for each in paths for d in _documents(each) if isinstance(d, dict) and d.get("kind") == PRESET_KIND]
+    for document in found:
+        try:
+            parse_preset(document)
+        except InvalidServiceError as error:
+            raise InvalidServiceError(f"{PRESET_KIND}: {error}") from error
+    return found
+
+
+def _documents(path: Path) -> list[Any]:
+    try:
+        return [document for document in yaml.load_all(path.read_text(), Loader=_Loader) if document is not None]
+    except OSError as error:
+        raise InvalidServiceError(f"{path}: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InvalidServiceError(f"{path} is not YAML: {error}") from error
+
+
 def parse_service(document: Mapping[str, Any]) -> InferenceService:
     """Checks one document as the API server would. Raises InvalidServiceError with every fault found."""
     try:
         return InferenceService.model_validate({key: value for key, value in document.items() if key != "status"})
+    except ValidationError as error:
+        raise InvalidServiceError("\n".join(_sentence(dict(fault)) for fault in error.errors())) from error
+
+
+def parse_preset(document: Mapping[str, Any]) -> InferencePreset:
+    """Checks one preset as the API server would. Raises InvalidServiceError with every fault found."""
+    try:
+        return InferencePreset.model_validate(document)
     except ValidationError as error:
         raise InvalidServiceError("\n".join(_sentence(dict(fault)) for fault in error.errors())) from error
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from mini_infer_operator.objects.kinds import KINDS
-from mini_infer_operator.resource import GROUP, PLURAL, SCALER_PLURAL
+from mini_infer_operator.resource import GROUP, PLURAL, PRESET_PLURAL, SCALER_PLURAL
 
 RULES: list[dict[str, Any]] = [
     *({"apiGroups": [kind.group], "resources": [kind.plural], "verbs": list(kind.verbs)} for kind in KINDS),
@@ -28,7 +28,7 @@ CRD_RULES: list[dict[str, Any]] = [
     {
         "apiGroups": ["apiextensions.k8s.io"],
         "resources": ["customresourcedefinitions"],
-        "resourceNames": [f"{PLURAL}.{GROUP}", f"{SCALER_PLURAL}.{GROUP}"],
+        "resourceNames": [f"{plural}.{GROUP}" for plural in (PLURAL, SCALER_PLURAL, PRESET_PLURAL)],
         "verbs": ["get", "patch"],
     },
     {"apiGroups": ["apiextensions.k8s.io"], "resources": ["customresourcedefinitions"], "verbs": ["create"]},

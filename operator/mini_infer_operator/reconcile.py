@@ -1,15 +1,16 @@
-"""Runs the operator's loop for one service: read, observe, plan, apply, report. Backends (cluster, this machine) have
-the side effects.
+"""Runs the operator's loop for one service: read, resolve, observe, plan, apply, report. Backends (cluster,
+this machine) have the side effects.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from mini_infer_operator.observe import Observed
-from mini_infer_operator.parse import InvalidServiceError, parse_service
+from mini_infer_operator.parse import InvalidServiceError
 from mini_infer_operator.plan.decisions import decisions
 from mini_infer_operator.plan.plan import Plan, make_plan
+from mini_infer_operator.presets.resolve import preset_event, preset_in_force, resolve_service
 from mini_infer_operator.resource import InferenceService
 from mini_infer_operator.status import (
     EventType,
@@ -32,6 +33,9 @@ class Backend(Protocol):
 
     async def read(self) -> Mapping[str, Any] | None:
         """Returns the stored InferenceService, or None if it is deleted or being deleted."""
+
+    def presets(self) -> Sequence[Mapping[str, Any]] | None:
+        """Returns all InferencePresets, or None if they cannot be read."""
 
     async def observe(self, service: InferenceService) -> Observed:
         """Returns the engines that run for the service now, and their failures."""
@@ -62,23 +66,28 @@ async def reconcile(backend: Backend) -> float | None:
         return None
     now, previous = datetime.now(UTC), stored.get("status") or {}
     try:
-        service = parse_service(stored)
+        resolved = resolve_service(stored, backend.presets())
     except InvalidServiceError as error:
         generation = stored["metadata"].get("generation", 0)
-        status = invalid_status(generation, str(error), previous=previous, now=now)
+        status = invalid_status(generation, str(error), previous=previous, now=now, reason=error.reason)
         await backend.report(stored, status)
         if (transition := ready_transition(previous, status)) is not None:
             backend.record_event(stored, *transition)
         return float("inf")
 
+    service, preset = resolved.service, preset_in_force(resolved, previous)
     observed = await backend.observe(service)
     plan = make_plan(service, observed, now)
     failure = await backend.apply(service, plan)
     for decision in decisions(observed, plan) if failure is None else ():
         backend.record_event(stored, decision.reason, decision.message)
-    status = service_status(service, observed, plan, failure, url=backend.url(service), previous=previous, now=now)
+    status = service_status(
+        service, observed, plan, failure, url=backend.url(service), previous=previous, now=now, preset=preset
+    )
     await backend.report(stored, status)
     for transition in (ready_transition(previous, status), name_turn(service, previous, observed.claimants)):
         if transition is not None:
             backend.record_event(stored, *transition)
+    if (applied := preset_event(previous, preset)) is not None:
+        backend.record_event(stored, *applied)
     return min(plan.look_again_s, RETRY_S if failure else float("inf"))

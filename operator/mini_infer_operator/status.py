@@ -16,6 +16,7 @@ from mini_infer_operator.resource import (
     InferenceService,
     InferenceServiceStatus,
     ModelCacheStatus,
+    PresetStatus,
     Reason,
     RoleSpec,
     RoleStatus,
@@ -44,6 +45,7 @@ def service_status(
     url: str | None,
     previous: Mapping[str, Any],
     now: datetime,
+    preset: PresetStatus | None = None,
 ) -> dict[str, Any]:
     """Returns the status of a valid service. `previous` is the stored status: a transition time changes only with its
     condition.
@@ -62,6 +64,7 @@ def service_status(
         model=_name_for_clients(service, observed.claimants),
         model_impl=observed.model_impl or previous.get("modelImpl"),
         model_cache=observed.model_cache,
+        preset=preset,
         revision=launched[0].revision if launched else None,
         replicas=look.existing,
         ready_replicas=look.ready,
@@ -74,10 +77,17 @@ def service_status(
     return status.model_dump(by_alias=True, exclude_none=True)
 
 
-def invalid_status(generation: int, message: str, *, previous: Mapping[str, Any], now: datetime) -> dict[str, Any]:
+def invalid_status(
+    generation: int,
+    message: str,
+    *,
+    previous: Mapping[str, Any],
+    now: datetime,
+    reason: str = Reason.INVALID_SPEC,
+) -> dict[str, Any]:
     """Returns the status of a stored spec that breaks a rule: what ran before goes on, untouched."""
-    verdict = (False, Reason.INVALID_SPEC, message)
-    stalled = (True, Reason.INVALID_SPEC, message)
+    verdict = (False, reason, message)
+    stalled = (True, reason, message)
     verdicts = {"Ready": verdict, "Progressing": verdict, "Stalled": stalled}
     conditions = _conditions(verdicts, generation, previous, now)
     kept = {key: value for key, value in previous.items() if key not in {"conditions", "observedGeneration"}}

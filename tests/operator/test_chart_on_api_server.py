@@ -41,6 +41,7 @@ def test_aggregated_roles_grant_the_documented_verbs(plane_with_pods: ControlPla
         for role, verb, resource, allowed in (
             ("view", "watch", "inferencescalers", True),
             ("view", "create", "inferenceservices", False),
+            ("edit", "create", "inferencepresets", False),
             ("view", "patch", "inferenceservices/scale", False),
             ("edit", "get", "inferenceservices", True),
             ("edit", "patch", "inferenceservices/scale", True),

@@ -26,6 +26,7 @@ class MemoryBackend:
         self.workloads: list[ObservedWorkload] = []
         self.failure: PermanentFailure | None = None
         self.reports = 0
+        self.stored_presets: list[dict[str, Any]] = []
         self.events: list[tuple[str, str, str]] = []
 
     def record_event(
@@ -36,6 +37,9 @@ class MemoryBackend:
 
     async def read(self) -> Mapping[str, Any] | None:
         return self.stored
+
+    def presets(self) -> list[dict[str, Any]]:
+        return self.stored_presets
 
     async def observe(self, service: InferenceService) -> Observed:
         return Observed(self.workloads)

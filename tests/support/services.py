@@ -12,7 +12,13 @@ VALID: dict[str, Any] = {
     "metadata": {"name": "demo", "namespace": "default"},
     "spec": {"model": {"uri": "demo"}, "unified": {"replicas": 2}},
 }
-RULES_FILE = Path(__file__).parents[1] / "operator" / "resource" / "rules.yaml"
+VALID_PRESET: dict[str, Any] = {
+    "apiVersion": "serving.mini-infer.io/v1alpha1",
+    "kind": "InferencePreset",
+    "metadata": {"name": "preset"},
+    "spec": {"match": {"families": ["demo"]}},
+}
+_RULES = Path(__file__).parents[1] / "operator" / "resource"
 
 
 def changed(change: dict[str, Any], base: dict[str, Any] = VALID) -> dict[str, Any]:
@@ -30,4 +36,9 @@ def changed(change: dict[str, Any], base: dict[str, Any] = VALID) -> dict[str, A
 
 def failing_examples() -> list[dict[str, Any]]:
     """The table of what must be refused."""
-    return list(yaml.safe_load(RULES_FILE.read_text()))
+    return list(yaml.safe_load((_RULES / "rules.yaml").read_text()))
+
+
+def failing_presets() -> list[dict[str, Any]]:
+    """The table of presets that must be refused."""
+    return list(yaml.safe_load((_RULES / "preset_rules.yaml").read_text()))

@@ -83,6 +83,12 @@ def build_parser() -> argparse.ArgumentParser:
         "them in an empty cluster. Manifests go to standard output, a summary to standard error.",
     )
     plan.add_argument("-f", "--file", type=Path, required=True, metavar="CR", help="YAML or JSON, InferenceServices")
+    plan.add_argument(
+        "--presets",
+        type=Path,
+        metavar="PATH",
+        help="file or folder with InferencePresets, beside those in CR; the summary names the fields that one sets",
+    )
     plan.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml", help="(default: yaml)")
     plan.add_argument(
         "--engine-image",
@@ -212,7 +218,7 @@ def _run(options: argparse.Namespace) -> int:
         from mini_infer_operator.images import EngineImages
 
         images = EngineImages(options.engine_image, options.engine_cuda_image or None)
-        return show_plan(options.file, options.output, images)
+        return show_plan(options.file, options.output, images, options.presets)
     if options.command == "status":
         from mini_infer_operator.cli.status_command import show_status
 

@@ -12,7 +12,7 @@ from mini_infer_operator.cli.status_command import NOT_READY, in_cluster
 from mini_infer_operator.cli.terminal import printable
 from mini_infer_operator.cli.views import condition, sentence
 from mini_infer_operator.objects.history import change_to, differences, pinned_spec, spec_of
-from mini_infer_operator.resource import LABEL_REVISION
+from mini_infer_operator.resource import LABEL_REVISION, NO_PRESET
 from mini_infer_web.kubernetes_api import ApiServer
 
 POLL_S = 1.0
@@ -69,7 +69,7 @@ def undo(name: str, namespace: str, number: int | None) -> int:
                 f"revision {target['revision']} was made by an older operator, which did not keep the spec: "
                 "edit the service instead"
             )
-        restored = pinned_spec(service["spec"], kept)
+        restored = restored_spec(service, kept)
         changes = differences(service["spec"], restored)
         if not changes:
             print(f"{name} is at revision {target['revision']} already")
@@ -79,6 +79,15 @@ def undo(name: str, namespace: str, number: int | None) -> int:
         return 0
 
     return in_cluster("rollout undo", write)
+
+
+def restored_spec(service: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the service's spec with the fields of a kept revision, and without its preset, if it has one.
+
+    A kept spec has the preset's fields of its time; the preset would add those of today.
+    """
+    restored = pinned_spec(service["spec"], kept)
+    return {**restored, "preset": NO_PRESET} if (service.get("status") or {}).get("preset") else restored
 
 
 def restart(name: str, namespace: str) -> int:

@@ -50,6 +50,9 @@ def explanation(
     metadata, status = service["metadata"], service.get("status") or {}
     ready = condition(service, "Ready")
     lines = [f"{metadata['namespace']}/{metadata['name']}: {ready.get('reason', 'NoStatus')}", f"  {sentence(service)}"]
+    if preset := status.get("preset"):
+        fields = ", ".join(preset.get("fields", ())) or "no field"
+        lines.append(f"  InferencePreset {preset['name']}, generation {preset.get('generation', 0)}, sets {fields}")
     lines += ["", "Conditions"]
     for item in status.get("conditions", ()):
         since = _age(item.get("lastTransitionTime", ""), now)

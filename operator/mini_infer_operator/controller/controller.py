@@ -24,6 +24,7 @@ from mini_infer_operator.objects.peer_secrets import PeerSecrets
 from mini_infer_operator.objects.running_requests import RunningRequests
 from mini_infer_operator.plan.model_names import ModelNames
 from mini_infer_operator.plan.rollout_throttle import RolloutThrottle
+from mini_infer_operator.presets.resolve import is_outdated
 from mini_infer_operator.resource import KIND
 from mini_infer_operator.settings import OperatorSettings
 from mini_infer_operator.status import progress_ended
@@ -59,6 +60,7 @@ class Controller:
         self._scaling = Scaling(
             cache, gateways, events, self.changed, gpus_per_namespace=settings.scaling_gpus_per_namespace
         )
+        self._preset_look: asyncio.Handle | None = None
         self._planning: asyncio.Task[None] | None = None
         self._starts = EngineStarts(metrics.engine_started)
 
@@ -88,6 +90,21 @@ class Controller:
         if self._queue is not None:
             for each in (key, *others):
                 self._queue.add(each)
+
+    def presets_changed(self) -> None:
+        """Queues the services to which another preset, or another generation of it, now applies. Changes that are
+        reported together are looked at together.
+        """
+        if self._preset_look is None and self._queue is not None:
+            self._preset_look = asyncio.get_running_loop().call_soon(self._queue_by_preset)
+
+    def _queue_by_preset(self) -> None:
+        self._preset_look = None
+        presets = self._cache.presets()
+        for key in self._cache.keys(KIND) if self._queue is not None else ():
+            stored = self._cache.get(KIND, *key)
+            if stored is not None and is_outdated(stored, presets):
+                self.changed(key)
 
     def start(self) -> None:
         """Queues every service, and from now on each one that changes."""

@@ -66,7 +66,7 @@ class Feed:
         """Takes an event of kopf's watch, or an object that kopf has listed (type None)."""
         self.last_seen_s = time.monotonic()
         metadata = found["metadata"]
-        namespace, name, version = metadata["namespace"], metadata["name"], int(metadata["resourceVersion"])
+        namespace, name, version = metadata.get("namespace", ""), metadata["name"], int(metadata["resourceVersion"])
         if self._reported is not None:
             self._reported.add((namespace, name))
         if event_type == "DELETED":

@@ -67,9 +67,9 @@ class NoProgress(kopf.ProgressStorage):
         return essence
 
 
-def watched() -> tuple[Kind, ...]:
-    """Returns the kinds that kopf watches."""
-    return tuple(kind for kind in KINDS if "watch" in kind.verbs)
+def watched(*, clusterwide: bool = True) -> tuple[Kind, ...]:
+    """Returns the kinds that kopf watches; without `clusterwide`, those of single namespaces."""
+    return tuple(kind for kind in KINDS if "watch" in kind.verbs and (clusterwide or kind.namespaced))
 
 
 def configure(settings: kopf.OperatorSettings, *, scans: bool) -> None:

@@ -21,7 +21,7 @@ from mini_infer_operator.controller.lease import LeaderLease
 from mini_infer_operator.controller.metrics import OperatorMetrics, plural_of
 from mini_infer_operator.controller.served_crd import ServedCrd
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError
-from mini_infer_operator.objects.cache import ObjectCache
+from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.objects.copied_bytes import CopiedBytes
 from mini_infer_operator.objects.events import EventRecorder, KopfPoster
 from mini_infer_operator.objects.gateway_loads import GatewayLoadReader
@@ -29,6 +29,7 @@ from mini_infer_operator.objects.kinds import Kind
 from mini_infer_operator.objects.model_implementations import ModelImplementations
 from mini_infer_operator.objects.peer_secrets import PeerSecrets
 from mini_infer_operator.objects.running_requests import RunningRequests
+from mini_infer_operator.resource import PRESET_KIND
 from mini_infer_operator.settings import OperatorSettings
 from mini_infer_web.kubernetes_api import REQUEST_ERRORS, ApiServer, load_configuration, traced
 
@@ -66,11 +67,13 @@ class Operator:
         self._controller = Controller(self._api, self._cache, settings, events, self.metrics, *of_engines)
         self._feeds = {
             (kind.plural, namespace): Feed(
-                self._api, self._cache, kind, namespace, self._controller.changed, lambda kind: appeared(kind.plural)
+                self._api, self._cache, kind, namespace, self._changed_by(kind), lambda kind: appeared(kind.plural)
             )
-            for kind in watched()
+            for kind in watched(clusterwide=not settings.namespaces)
             for namespace in settings.namespaces or (None,)
         }
+        if settings.namespaces:
+            self._cache.unserved.add(PRESET_KIND)
         self._by_path = {feed.path: feed for feed in self._feeds.values()}
         feeds = list(self._feeds.values())
         self.metrics.gauges(
@@ -100,9 +103,16 @@ class Operator:
     def observe(self, kind: Kind, event_type: str | None, found: Mapping[str, Any]) -> None:
         """Takes an object that kopf listed (type None) or that its watch reported."""
         self._poster.enter()
-        feed = self._feeds.get((kind.plural, found["metadata"]["namespace"])) or self._feeds.get((kind.plural, None))
+        feed = self._feeds.get((kind.plural, found["metadata"].get("namespace"))) or self._feeds.get(
+            (kind.plural, None)
+        )
         if feed is not None:
             feed.take(event_type, found)
+
+    def _changed_by(self, kind: Kind) -> Callable[[ServiceKey], None]:
+        """Returns the function that a kind's feed calls with the service of an object that changed."""
+        controller = self._controller
+        return controller.changed if kind.name != PRESET_KIND else lambda _: controller.presets_changed()
 
     async def session(self) -> kopf.AiohttpSession:
         """Returns a session for kopf with the official client's configuration. Its requests are counted as ours are.

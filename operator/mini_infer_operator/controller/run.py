@@ -16,7 +16,7 @@ import kopf
 from mini_infer_operator.controller.apply_crd import apply_crd
 from mini_infer_operator.controller.health import serve_health
 from mini_infer_operator.controller.operator import Operator
-from mini_infer_operator.handlers import REGISTRY
+from mini_infer_operator.handlers import register
 from mini_infer_operator.settings import OperatorSettings, parse_settings
 from mini_infer_process.logs import configure_logging, show_crashes
 from mini_infer_web.kubernetes_api import AccessError, load_configuration
@@ -35,6 +35,7 @@ class KopfRuns:
     def __init__(self, settings: OperatorSettings) -> None:
         """Must be called while an event loop runs."""
         self._settings = settings
+        self._registry = register(kopf.OperatorRegistry(), clusterwide=not settings.namespaces)
         self._stopped = asyncio.Event()
         self._ends = asyncio.Event()
         """Ends the current run of kopf when set."""
@@ -62,7 +63,7 @@ class KopfRuns:
         """Returns False if an error ended kopf."""
         try:
             await kopf.operator(
-                registry=REGISTRY,
+                registry=self._registry,
                 memo=kopf.Memo(operator=self.current, embedded=self._take_signals),
                 clusterwide=not self._settings.namespaces,
                 namespaces=self._settings.namespaces,

@@ -16,7 +16,8 @@ from mini_infer_operator.objects.events import EventRecorder
 from mini_infer_operator.objects.gateway_loads import GatewayLoadReader
 from mini_infer_operator.objects.observed_workloads import worker_index
 from mini_infer_operator.objects.start_stages import usual_start_s
-from mini_infer_operator.parse import InvalidServiceError, parse_service
+from mini_infer_operator.parse import InvalidServiceError
+from mini_infer_operator.presets.resolve import resolve_service
 from mini_infer_operator.resource import GROUP, KIND, LABEL_DRAINING, LABEL_ROLE, VERSION, InferenceService
 from mini_infer_operator.scaling.budget import Claim, shared_out
 from mini_infer_operator.scaling.planner import Fleet
@@ -105,7 +106,7 @@ class Scaling:
         if version != scaled.version or scaled.service is None:
             spec = planned_spec(stored["spec"], stored.get("status") or {}, scaled.scaler.decided)
             try:
-                scaled.service = parse_service({**stored, "spec": spec})
+                scaled.service = resolve_service({**stored, "spec": spec}, self._cache.presets()).service
             except InvalidServiceError:
                 scaled.service = None
             scaled.version = version

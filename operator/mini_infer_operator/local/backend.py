@@ -27,9 +27,10 @@ from mini_infer_operator.local.status_file import write_status
 from mini_infer_operator.local.supervise import OrphanReaper, SupervisedProcess, stop, supervise
 from mini_infer_operator.objects.model_implementations import ModelImplementations
 from mini_infer_operator.observe import Observed, ObservedWorkload
-from mini_infer_operator.parse import InvalidServiceError, parse_service, read_file
+from mini_infer_operator.parse import InvalidServiceError, read_file, read_presets
 from mini_infer_operator.plan.limits import times_of
 from mini_infer_operator.plan.plan import Plan, Workload
+from mini_infer_operator.presets.resolve import resolve_service
 from mini_infer_operator.resource import InferenceService, RoleSpec
 from mini_infer_operator.scaling.planner import Fleet
 from mini_infer_operator.scaling.service_scaler import Change, ServiceScaler
@@ -84,6 +85,7 @@ class LocalBackend:
         self._engines: list[Engine] = []
         self._stops: set[asyncio.Task[None]] = set()
         self._stored: dict[str, Any] | None = None  # the last version of the file that was valid
+        self._presets: list[dict[str, Any]] = []
         self._read_version: tuple[int, int] | None = None
         self._created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         self.endpoints_path = folder / "endpoints.json"
@@ -100,8 +102,8 @@ class LocalBackend:
         if version != self._read_version:
             self._read_version = version
             try:
-                (document,) = read_file(self._path)
-                service = parse_service(document)
+                (document,), presets = read_file(self._path), read_presets(self._path)
+                service = resolve_service(document, presets).service
                 if self._stored is not None and service.metadata.name != self._stored["metadata"]["name"]:
                     raise InvalidServiceError("metadata.name: cannot change while it runs; stop and start again")
                 refuse_elsewhere(service)
@@ -110,7 +112,7 @@ class LocalBackend:
             else:
                 generation = 1 + (self._stored or {"metadata": {"generation": 0}})["metadata"]["generation"]
                 metadata = {**document["metadata"], "generation": generation, "creationTimestamp": self._created}
-                self._stored = {**document, "metadata": metadata}
+                self._stored, self._presets = {**document, "metadata": metadata}, presets
         if self._stored is None:
             return None
         decided = self._scaler.decided if self._scaler is not None else {}
@@ -120,15 +122,15 @@ class LocalBackend:
     @property
     def is_scaled(self) -> bool:
         """True if a role of the service has `scaling` that the planner owns."""
-        return self._stored is not None and bool(policies_of(parse_service(self._stored)))
+        return self._stored is not None and bool(policies_of(resolve_service(self._stored, self._presets).service))
 
     def scale(self, reports: Mapping[str, GatewayLoads], now_s: float) -> list[Change]:
         """Takes reports of gateways, and returns the numbers of engines that change."""
         assert self._stored is not None
-        metadata = parse_service(self._stored).metadata
+        metadata = resolve_service(self._stored, self._presets).service.metadata
         scaler = self._scaler = self._scaler or ServiceScaler(f"{metadata.namespace}/{metadata.name}")
         spec = planned_spec(self._stored["spec"], self.status, scaler.decided)
-        service = parse_service({**self._stored, "spec": spec})
+        service = resolve_service({**self._stored, "spec": spec}, self._presets).service
         engines = [engine for engine in self._engines if not engine.process.stopping]
         for engine in engines:
             if engine.process.ready and engine.start_s is None:
@@ -142,6 +144,10 @@ class LocalBackend:
             for role in policies
         }
         return scaler.take(policies, fleets, reports, now_s, median(starts) if starts else None)
+
+    def presets(self) -> list[dict[str, Any]]:
+        """Returns the InferencePresets of the file."""
+        return self._presets
 
     async def observe(self, service: InferenceService) -> Observed:
         """Counts the processes."""

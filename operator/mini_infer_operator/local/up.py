@@ -22,7 +22,8 @@ from mini_infer_operator.local.gpus import visible_gpus
 from mini_infer_operator.local.ports import why_busy
 from mini_infer_operator.local.scaling import follow_gateway
 from mini_infer_operator.local.supervise import OrphanReaper, SupervisedProcess, stop, supervise
-from mini_infer_operator.parse import InvalidServiceError, parse_service, read_file
+from mini_infer_operator.parse import InvalidServiceError, read_file, read_presets
+from mini_infer_operator.presets.resolve import resolve_service
 from mini_infer_operator.reconcile import reconcile
 from mini_infer_operator.resource import InferenceService
 from mini_infer_operator.scaling.spec import policies_of
@@ -46,7 +47,7 @@ def up(path: Path, host: str, port: int, *, verbose: bool) -> int:
         documents = read_file(path)
         if len(documents) > 1:
             raise UpError(f"{path} holds {len(documents)} InferenceServices: put each in a file of its own")
-        service = parse_service(documents[0])
+        service = resolve_service(documents[0], read_presets(path)).service
         refuse_elsewhere(service)
         _require_installed()
         busy = why_busy(host, port)

@@ -49,6 +49,7 @@ from mini_infer_operator.resource import (
     KIND,
     LABEL_DRAINING,
     LABEL_REVISION,
+    NO_PRESET,
     SCALER_KIND,
     VERSION,
     InferenceService,
@@ -126,6 +127,10 @@ class ClusterBackend:
         scaled = scaled_spec(spec, self._scalers())
         decided = self._decided((self._namespace, self._name))
         return {**stored, "spec": planned_spec(scaled, status, decided), "status": status}
+
+    def presets(self) -> list[Object] | None:
+        """Returns all InferencePresets of the cluster; None if they are not served, or not watched."""
+        return self._cache.presets()
 
     async def observe(self, service: InferenceService) -> Observed:
         """Returns counts and times of the service's workloads and pods, and the reasons why engines are not ready."""
@@ -328,7 +333,8 @@ class ClusterBackend:
         for item in self._cache.of_service("ControllerRevision", self._namespace, self._name):
             if item["metadata"].get("labels", {}).get(LABEL_REVISION) == revision:
                 kept = spec_of(item)
-                return pinned_spec(stored["spec"], kept) if kept is not None else dict(stored["spec"])
+                if kept is not None:  # with the preset's fields of that time
+                    return {**pinned_spec(stored["spec"], kept), "preset": NO_PRESET}
         return dict(stored["spec"])
 
     def _ours(self, kind: str, service: InferenceService) -> list[Object]:

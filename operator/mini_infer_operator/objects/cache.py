@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from mini_infer_operator.objects.trim import trimmed
-from mini_infer_operator.resource import KIND, LABEL_SERVICE, SCALER_KIND
+from mini_infer_operator.resource import KIND, LABEL_SERVICE, PRESET_KIND, SCALER_KIND
 
 Object = dict[str, Any]
 ServiceKey = tuple[str, str]
@@ -51,7 +51,7 @@ class ObjectCache:
         """The version at which an object was deleted, by kind, namespace, name and uid."""
         self._buried: deque[tuple[str, str, str, str]] = deque()
         self.unserved: set[str] = set()
-        """Kinds that this cluster does not serve."""
+        """Kinds that this cluster does not serve, or that the operator has no rights to watch."""
         self.missed: set[str] = set()
         """Unserved kinds that a service needs."""
 
@@ -139,6 +139,10 @@ class ObjectCache:
         names = self._of_service.get((kind, namespace, service), ())
         return [msgspec.json.decode(self._entries[kind][namespace, name].content) for name in sorted(names)]
 
+    def presets(self) -> list[Object] | None:
+        """Returns copies of all InferencePresets; None if they are not served, or not watched."""
+        return None if PRESET_KIND in self.unserved else self.of_service(PRESET_KIND, "", "")
+
     def set_unrepairable(self, kind: str, namespace: str, name: str) -> None:
         """Records that a repair of the object's current version changed nothing."""
         entry = self._entries[kind].get((namespace, name))
@@ -186,9 +190,9 @@ class ObjectCache:
 
 
 def _identity(found: Mapping[str, Any]) -> tuple[tuple[str, str], str, int]:
-    """Returns the namespace and name, the uid and the version of an object."""
+    """Returns the namespace ("" if it has none) and name, the uid and the version of an object."""
     metadata = found["metadata"]
-    return (metadata["namespace"], metadata["name"]), metadata["uid"], int(metadata["resourceVersion"])
+    return (metadata.get("namespace", ""), metadata["name"]), metadata["uid"], int(metadata["resourceVersion"])
 
 
 def service_of(kind: str, found: Mapping[str, Any]) -> str:

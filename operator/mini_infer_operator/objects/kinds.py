@@ -2,7 +2,16 @@
 
 from dataclasses import dataclass
 
-from mini_infer_operator.resource import GROUP, KIND, PLURAL, SCALER_KIND, SCALER_PLURAL, VERSION
+from mini_infer_operator.resource import (
+    GROUP,
+    KIND,
+    PLURAL,
+    PRESET_KIND,
+    PRESET_PLURAL,
+    SCALER_KIND,
+    SCALER_PLURAL,
+    VERSION,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +31,9 @@ class Kind:
     """True if objects are created for a service: labelled, owned, watched, restored on change, deleted once not
     planned.
     """
+
+    namespaced: bool = True
+    """False if its objects are in no namespace; an operator that watches single namespaces has no rights on them."""
 
     @property
     def is_labelled(self) -> bool:
@@ -45,6 +57,7 @@ _OWNED = ("get", "list", "watch", "create", "patch", "delete")
 KINDS: tuple[Kind, ...] = (
     Kind(KIND, GROUP, VERSION, PLURAL, ("get", "list", "watch")),
     Kind(SCALER_KIND, GROUP, VERSION, SCALER_PLURAL, ("get", "list", "watch", "patch"), optional=True),
+    Kind(PRESET_KIND, GROUP, VERSION, PRESET_PLURAL, ("get", "list", "watch"), optional=True, namespaced=False),
     Kind("Service", "", "v1", "services", _OWNED, child=True),
     Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets", _OWNED, child=True),
     Kind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies", _OWNED, child=True),

@@ -21,6 +21,7 @@ from mini_infer_contract.resource_names import (
 from mini_infer_operator.resource.devices import is_gpu
 from mini_infer_operator.resource.environment import EnvironmentVariable
 from mini_infer_operator.resource.parallelism import Parallelism
+from mini_infer_operator.resource.preset import InferencePreset, InferencePresetSpec, PresetMatch
 from mini_infer_operator.resource.quantity import QUANTITY_PATTERN, Quantity, parse_quantity
 from mini_infer_operator.resource.reserved import (
     ANNOTATION_DRAINING_SINCE,
@@ -29,6 +30,9 @@ from mini_infer_operator.resource.reserved import (
     ANSWERING_ROLES,
     FIELD_MANAGER,
     LABEL_GROUP_INDEX,
+    NO_PRESET,
+    PRESET_KIND,
+    PRESET_PLURAL,
     RESERVED_ENGINE_FLAGS,
     ROLES,
     SCALER_KIND,
@@ -58,6 +62,7 @@ from mini_infer_operator.resource.status import (
     Condition,
     InferenceServiceStatus,
     ModelCacheStatus,
+    PresetStatus,
     Reason,
     RoleStatus,
 )
@@ -79,7 +84,10 @@ __all__ = [
     "LABEL_ROLE",
     "LABEL_SERVICE",
     "LABEL_WORKER_INDEX",
+    "NO_PRESET",
     "PLURAL",
+    "PRESET_KIND",
+    "PRESET_PLURAL",
     "QUANTITY_PATTERN",
     "REASONS",
     "RESERVED_ENGINE_FLAGS",
@@ -93,6 +101,8 @@ __all__ = [
     "DisruptionBudget",
     "EngineSpec",
     "EnvironmentVariable",
+    "InferencePreset",
+    "InferencePresetSpec",
     "InferenceScaler",
     "InferenceService",
     "InferenceServiceSpec",
@@ -104,6 +114,8 @@ __all__ = [
     "ModelSpec",
     "Parallelism",
     "PodTemplate",
+    "PresetMatch",
+    "PresetStatus",
     "Quantity",
     "Reason",
     "ResourceRequirements",

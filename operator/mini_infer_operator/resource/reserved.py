@@ -4,6 +4,10 @@ from mini_infer_contract.resource_names import GROUP
 
 SCALER_KIND = "InferenceScaler"
 SCALER_PLURAL = "inferencescalers"
+PRESET_KIND = "InferencePreset"
+PRESET_PLURAL = "inferencepresets"
+NO_PRESET = "none"
+"""The value of `spec.preset` for a service to which no preset applies."""
 LABEL_GROUP_INDEX = "leaderworkerset.sigs.k8s.io/group-index"
 """A group's index within its LeaderWorkerSet: the highest is removed first."""
 ANNOTATION_DRAINING_SINCE = f"{GROUP}/draining-since"

@@ -494,6 +494,14 @@ class RoleSpec(ApiModel):
     """Bounds and targets by which the operator sets the number of engines, in place of replicas."""
 
 
+IMAGE_RULE = Rule(
+    f"!has(self.image) || self.image.matches(r'{IMAGE_PATTERN}')",
+    "image must be [registry/]name[:tag][@digest] in lower case (a tag may have capitals), such as "
+    "example.org/mini-infer-engine:0.1.0",
+    lambda s: s.image is None or re.match(IMAGE_PATTERN, s.image) is not None,
+)
+
+
 class InferenceServiceSpec(ApiModel):
     """The model that the user wants served, and the engines that serve it."""
 
@@ -513,18 +521,17 @@ class InferenceServiceSpec(ApiModel):
             "unified engines do prefill and decode: leave out unified, or prefill and decode",
             lambda s: s.unified is None or (s.prefill is None and s.decode is None),
         ),
-        Rule(
-            f"!has(self.image) || self.image.matches(r'{IMAGE_PATTERN}')",
-            "image must be [registry/]name[:tag][@digest] in lower case (a tag may have capitals), such as "
-            "example.org/mini-infer-engine:0.1.0",
-            lambda s: s.image is None or re.match(IMAGE_PATTERN, s.image) is not None,
-        ),
+        IMAGE_RULE,
         *PAIRS,
     )
     model: ModelSpec
     """The weights to serve, and the name under which to serve them."""
     image: str | None = Field(default=None, min_length=1, max_length=1024)
     """The engine's image; the operator's `--engine-image` if left out."""
+    preset: ObjectName | None = None
+    """The InferencePreset whose fields stand in for those that are left out here; none for no preset. If left out, the
+    preset that matches model and GPU, if there is one.
+    """
     operator_class: str | None = Field(default=None, min_length=1, max_length=63)
     """The `--operator-class` of the operator that manages it; if left out, an operator without one."""
     rollout: Rollout | None = None

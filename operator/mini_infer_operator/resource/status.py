@@ -32,6 +32,8 @@ class Reason:
     """The stored spec breaks a rule: it is older than the rule, or was written without validation."""
     REFUSED = "Refused"
     """The API server refused a child object; the message is its own."""
+    PRESET_NOT_FOUND = "PresetNotFound"
+    """spec.preset names an InferencePreset that does not exist, or that the operator cannot read."""
     NO_GPU_IMAGE = "NoGpuImage"
     """Engines ask for a GPU, and the image that they would run from computes on CPUs."""
     POD_SECURITY = "PodSecurity"
@@ -120,6 +122,21 @@ class ModelCacheStatus(ApiModel):
     """The share of the bytes that is on the volume."""
 
 
+class PresetStatus(ApiModel):
+    """The InferencePreset that applies to the service."""
+
+    name: str
+    """Its name."""
+    uid: str = ""
+    """Its metadata.uid."""
+    generation: int = Field(default=0, ge=0)
+    """Its metadata.generation whose fields the engines are to have."""
+    chosen_by: Literal["Name", "Match"]
+    """Name: spec.preset names it. Match: it matches model and GPU."""
+    fields: list[str] = Field(default=[])
+    """Fields of spec that the preset sets, such as unified.engine.maxModelLen; all others are the service's own."""
+
+
 class InferenceServiceStatus(ApiModel):
     """The state that the operator last observed."""
 
@@ -136,6 +153,8 @@ class InferenceServiceStatus(ApiModel):
     """The code that computes the model: native or transformers."""
     model_cache: ModelCacheStatus | None = None
     """The copy of the model on its volume, if the spec asks for one."""
+    preset: PresetStatus | None = None
+    """The preset that applies, and the fields that it sets."""
     revision: str | None = None
     """The revision that the spec asks for."""
     replicas: int = Field(default=0, ge=0)

@@ -24,6 +24,28 @@ def test_plan_prints_manifests_and_a_summary(capsys: pytest.CaptureFixture[str])
     assert items[-1]["spec"]["template"]["spec"]["containers"][0]["image"] == "x:1"
 
 
+def test_plan_names_the_fields_when_a_preset_sets_them(capsys: pytest.CaptureFixture[str]) -> None:
+    presets = ROOT / "examples" / "presets"
+    assert cli.main(["plan", "-f", str(presets / "service.yaml"), "--presets", str(presets)]) == 0
+    output = capsys.readouterr()
+    assert (
+        "default/llama-8b: InferencePreset llama-3.1-8b-h200 sets unified.engine.gpuMemoryUtilization, " in output.err
+    )
+    (deployment,) = [m for m in yaml.safe_load_all(output.out) if m["kind"] == "Deployment"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert "--quantization=fp8" in container["args"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 1}
+    assert cli.main(["plan", "-f", str(presets / "service.yaml")]) == 0
+    assert "--quantization=fp8" not in capsys.readouterr().out
+
+
+def test_plan_says_so_when_a_file_of_presets_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "presets.yaml"
+    path.write_text("kind: InferencePreset\nspec: {engin: {}}\n")
+    assert cli.main(["plan", "-f", DEMO, "--presets", str(path)]) == 2
+    assert "spec.engin: there is no such field" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

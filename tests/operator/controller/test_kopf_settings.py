@@ -4,7 +4,7 @@ import kopf
 from kopf._cogs.structs.references import Resource
 
 from mini_infer_operator.controller.kopf_settings import LONGEST_BACKOFF_S, Backoffs, configure, watched
-from mini_infer_operator.handlers import REGISTRY
+from mini_infer_operator.handlers import register
 
 
 def resource_of(plural: str) -> Resource:
@@ -37,9 +37,16 @@ def test_kopf_asks_for_no_rights_on_crds_and_namespaces_when_it_is_embedded() ->
 
 
 def test_no_kopf_handler_needs_finalizers_or_progress_storage() -> None:
-    assert REGISTRY._changing.get_all_handlers() == []
-    assert REGISTRY._spawning.get_all_handlers() == []
-    assert {handler.id for handler in REGISTRY._watching.get_all_handlers()} == {kind.plural for kind in watched()}
+    registry = register(kopf.OperatorRegistry(), clusterwide=True)
+    assert registry._changing.get_all_handlers() == []
+    assert registry._spawning.get_all_handlers() == []
+    assert {handler.id for handler in registry._watching.get_all_handlers()} == {kind.plural for kind in watched()}
+
+
+def test_kopf_watches_nothing_outside_namespaces_when_it_is_given_some() -> None:
+    registry = register(kopf.OperatorRegistry(), clusterwide=False)
+    seen = {handler.id for handler in registry._watching.get_all_handlers()}
+    assert seen == {kind.plural for kind in watched() if kind.namespaced} != {kind.plural for kind in watched()}
 
 
 def test_kopf_storages_copy_nothing_of_an_object() -> None:

@@ -11,8 +11,13 @@ from pydantic import ValidationError
 
 from mini_infer_contract.engine_options import PARALLEL, EngineOptions
 from mini_infer_contract.options import option_rows
-from mini_infer_operator.crd import custom_resource_definition, custom_resource_definitions, scaler_definition
-from mini_infer_operator.parse import InvalidServiceError, parse_service
+from mini_infer_operator.crd import (
+    custom_resource_definition,
+    custom_resource_definitions,
+    preset_definition,
+    scaler_definition,
+)
+from mini_infer_operator.parse import InvalidServiceError, parse_preset, parse_service, read_presets
 from mini_infer_operator.resource import (
     QUANTITY_PATTERN,
     RESERVED_ENGINE_FLAGS,
@@ -20,7 +25,7 @@ from mini_infer_operator.resource import (
     InferenceService,
     parse_quantity,
 )
-from tests.support.services import VALID, changed, failing_examples
+from tests.support.services import VALID, VALID_PRESET, changed, failing_examples, failing_presets
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = failing_examples()
@@ -46,6 +51,8 @@ def test_every_crd_field_has_a_description() -> None:
     found = undescribed(version["schema"]["openAPIV3Schema"], "infsvc")
     (scaler,) = scaler_definition()["spec"]["versions"]
     assert undescribed(scaler["schema"]["openAPIV3Schema"], "infscaler") == ["infscaler.metadata"]
+    (preset,) = preset_definition()["spec"]["versions"]
+    assert undescribed(preset["schema"]["openAPIV3Schema"], "infpreset") == ["infpreset.metadata"]
     described_once = re.compile(r"infsvc\.spec\.(prefill|decode)\.template\..+")  # described in unified
     # metadata the API server describes itself, and lets nobody else describe
     assert [path for path in found if not described_once.fullmatch(path)] == ["infsvc.metadata"]
@@ -65,13 +72,30 @@ def test_the_path_is_reported_when_a_rule_is_broken(example: dict[str, Any]) -> 
     assert any(line.startswith(f"{path}: ") and example.get("message", "") in line for line in lines), lines
 
 
+@pytest.mark.parametrize("example", failing_presets(), ids=lambda example: str(example["change"])[:100])
+def test_the_path_is_reported_when_a_preset_breaks_a_rule(example: dict[str, Any]) -> None:
+    with pytest.raises(InvalidServiceError) as caught:
+        parse_preset(changed(example["change"], VALID_PRESET))
+    lines = str(caught.value).splitlines()
+    path = example["path"] or "the document"
+    assert any(path in line and example.get("message", "") in line for line in lines), lines
+
+
+def test_example_presets_are_valid_when_their_folder_is_read() -> None:
+    assert [p["metadata"]["name"] for p in read_presets(ROOT / "examples/presets")] == [
+        "demo-cpu",
+        "llama-3.1-8b-h200",
+        "qwen3-30b-a3b-h200",
+    ]
+
+
 def test_every_validation_rule_has_a_failing_example() -> None:
     def models(base: type[ApiModel]) -> list[type[ApiModel]]:
         return [model for child in base.__subclasses__() for model in (child, *models(child))]
 
     messages = [rule.message for model in models(ApiModel) for rule in model.rules]
     assert len(messages) >= 25
-    shown = [example["message"] for example in EXAMPLES if "message" in example]
+    shown = [example["message"] for example in [*EXAMPLES, *failing_presets()] if "message" in example]
     assert [m for m in messages if not any(part in m for part in shown)] == []
 
 
