@@ -113,6 +113,8 @@ class LoadReport(msgspec.Struct, frozen=True):
     """Cached tokens a second that come back from the disk, likewise."""
     engines: int = 1
     """Copies of the model behind the endpoint, with a queue and pages of its own each; numbers are sums over them."""
+    memory_bytes: int = 0
+    """Anonymous main memory of the engine's processes, by which growth is noticed; 0 if it is unknown."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):

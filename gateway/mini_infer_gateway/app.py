@@ -20,6 +20,7 @@ from mini_infer_apis.dialects.anthropic_errors import errors_of
 from mini_infer_apis.dialects.responses import RESPONSES_PATH
 from mini_infer_apis.stored_responses.service import is_responses_path, methods_of
 from mini_infer_contract.launch import HEALTH_PATH, METRICS_PATH, MODELS_PATH, READY_PATH, REQUEST_ID_HEADER
+from mini_infer_contract.rollouts import ROLLOUTS_PATH
 from mini_infer_contract.scaling import SCALING_PATH
 from mini_infer_gateway import __version__
 from mini_infer_gateway.api import operations
@@ -46,6 +47,8 @@ from mini_infer_gateway.memory import BodyBudget, share_out
 from mini_infer_gateway.metrics import EndpointFigures, Metrics, StateCollector
 from mini_infer_gateway.paths import CHAT_PATH, ENGINE_PATHS
 from mini_infer_gateway.pipeline.call import ACCESS_LOG_FIELDS
+from mini_infer_gateway.pipeline.canary.copies import CanaryCopies
+from mini_infer_gateway.pipeline.canary.figures import CanaryFigures
 from mini_infer_gateway.pipeline.clients import GRANT, Clients
 from mini_infer_gateway.pipeline.continuation.retention import BodyRetention
 from mini_infer_gateway.pipeline.errors import INTERNAL_ERROR
@@ -162,6 +165,11 @@ class Gateway:
             self.fleet, self.metrics, settings.max_queue or MAX_HELD, settings.start_timeout_s, self._clock
         )
         self.service_loads.held = self.held.counts
+        self.canary_figures = CanaryFigures(self.fleet, self.ledger)
+        self._copies = CanaryCopies(
+            self.fleet, self.router, self.ledger, self.backlog, self.upstream, self.canary_figures, self._clock
+        )
+        observers = (self.service_loads, self.canary_figures, *((request_log,) if self.console else ()))
         serving = Serving(
             settings=settings,
             clock=self._clock,
@@ -176,10 +184,10 @@ class Gateway:
             bodies=self.bodies,
             retention=BodyRetention(self.bodies, self.metrics, self._clock),
             retry_budget=RetryBudget(refilled_s=self._clock()),
-            observer=Observers(self.service_loads, request_log) if self.console else self.service_loads,
+            observer=Observers(*observers),
             may_pin=self.console.may_pin if self.console else lambda scope: False,
         )
-        self._generate = Generate(serving)
+        self._generate = Generate(serving, self._copies)
         self._replicas = Replicas(
             settings.replica_host,
             settings.replicas,
@@ -278,6 +286,7 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.responses.service.close()
+        await self._copies.close()
         await self.fleet.close()
         await self.tokenizers.close()
         self.upstream.close()
@@ -375,6 +384,11 @@ class Gateway:
             SCALING_PATH: Page(
                 lambda send: send_bytes(
                     send, 200, msgspec.json.encode(self.service_loads.report()), b"application/json"
+                )
+            ),
+            ROLLOUTS_PATH: Page(
+                lambda send: send_bytes(
+                    send, 200, msgspec.json.encode(self.canary_figures.report()), b"application/json"
                 )
             ),
             DEBUG_PATH: Page(

@@ -37,6 +37,7 @@ from mini_infer_engine.distributed.exit_reason import write_reason
 from mini_infer_engine.kv_transfer.worker import TransferWorker
 from mini_infer_engine.pooling.engine import PoolingEngine
 from mini_infer_process import zmq_limits
+from mini_infer_process.anonymous_memory import AnonymousMemory
 from mini_infer_process.curve import PeerAuthenticator
 from mini_infer_process.heap import HeapTrimmer
 from mini_infer_process.interpreter import import_permanently
@@ -90,6 +91,7 @@ class CoreLoop:
         if transfer is not None:
             self._poller.register(transfer.core_woken, zmq.POLLIN)
         self._heap = HeapTrimmer()
+        self._memory = AnonymousMemory((os.getpid(), parent_pid))
         self._polls_replays = False
         self._refused: list[Output] = []
         self._stopping = False
@@ -112,7 +114,8 @@ class CoreLoop:
             if self._publisher.load_is_due(now):
                 load = self._engine.load()
                 accepted = messages.client_ids(load.accepted)
-                self._publisher.publish_load(msgspec.structs.replace(load, accepted=accepted, role=self._role), now)
+                facts = {"accepted": accepted, "role": self._role, "memory_bytes": self._memory.bytes_at(now)}
+                self._publisher.publish_load(msgspec.structs.replace(load, **facts), now)
 
     def _receive(self) -> None:
         is_idle = False

@@ -20,4 +20,5 @@ def total_load(reports: Sequence[LoadReport], accepted: list[str], role: str) ->
         role=role,
         prefill_tokens_per_s=sum(report.prefill_tokens_per_s for report in reports),
         engines=len(reports),
+        memory_bytes=sum(report.memory_bytes for report in reports),
     )

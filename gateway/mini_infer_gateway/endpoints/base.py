@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from mini_infer_contract.launch import Endpoint, PendingEngine
+from mini_infer_gateway.endpoints.canary import Canary
 from mini_infer_gateway.endpoints.service_status import ServiceStatus
 
 
@@ -28,6 +29,8 @@ class Service:
     """The served model name that the service's spec claims."""
     starts_on_demand: bool = False
     """True if it may have no engine, and one is started when a request waits for it."""
+    canary: Canary | None = None
+    """The revision that is being judged, or that was rolled back and is going; None if there is none."""
 
 
 class Publish(Protocol):

@@ -1,8 +1,10 @@
-"""The part of an InferenceService's status that the console shows; routing reads none of it."""
+"""The part of an InferenceService's status that the gateway reads: for the console, and the canary for routing."""
 
 from typing import Any
 
 import msgspec
+
+from mini_infer_gateway.endpoints.canary import Canary
 
 
 class ServiceCondition(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -25,6 +27,18 @@ class ServiceRole(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
     gpus: int = 0
 
 
+class CanaryStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The canary of an InferenceService, as its status describes it."""
+
+    phase: str = ""
+    revision: str = ""
+    stable_revision: str = ""
+    weight: int = 0
+    mirror: int = 0
+    replay: bool = False
+    message: str = ""
+
+
 class ServiceStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """The fields of the status that are shown."""
 
@@ -34,6 +48,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
     replicas: int = 0
     ready_replicas: int = 0
     roles: list[ServiceRole] = []
+    canary: CanaryStatus | None = None
 
 
 def read_status(status: dict[str, Any] | None) -> ServiceStatus:
@@ -42,3 +57,20 @@ def read_status(status: dict[str, Any] | None) -> ServiceStatus:
         return msgspec.convert(status or {}, ServiceStatus)
     except msgspec.ValidationError:
         return ServiceStatus()
+
+
+def canary_of(status: ServiceStatus) -> Canary | None:
+    """Returns the revision that gets only a share of the requests; None if all revisions are equal.
+
+    One that was rolled back gets no requests for as long as engines of it are left.
+    """
+    found = status.canary
+    if found is None or not found.revision or found.phase not in ("Running", "RolledBack"):
+        return None
+    if found.phase == "RolledBack":
+        return Canary(found.revision)
+    return Canary(found.revision, _share(found.weight), _share(found.mirror), found.replay)
+
+
+def _share(percent: int) -> float:
+    return min(100, max(0, percent)) / 100

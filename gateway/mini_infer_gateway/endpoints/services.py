@@ -1,12 +1,12 @@
 """Converts an InferenceService to what the gateway reads of it: name, age, claimed model name and status. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from mini_infer_gateway.endpoints.base import Service
-from mini_infer_gateway.endpoints.service_status import ServiceStatus, read_status
+from mini_infer_gateway.endpoints.service_status import ServiceStatus, canary_of, read_status
 
 
 class _Metadata(msgspec.Struct, rename="camel"):
@@ -48,7 +48,7 @@ def service_of(manifest: dict[str, Any]) -> Service:
 
 @dataclass(frozen=True, slots=True)
 class SeenService:
-    """An InferenceService's identity for routing, and its status for people."""
+    """An InferenceService's identity and canary for routing, and its status for people."""
 
     service: Service
     status: ServiceStatus
@@ -56,4 +56,5 @@ class SeenService:
 
 def seen_service(manifest: dict[str, Any]) -> SeenService:
     """Returns the service and its status. Raises msgspec.ValidationError if `manifest` is no InferenceService."""
-    return SeenService(service_of(manifest), read_status(manifest.get("status")))
+    status = read_status(manifest.get("status"))
+    return SeenService(replace(service_of(manifest), canary=canary_of(status)), status)

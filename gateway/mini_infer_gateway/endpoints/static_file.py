@@ -12,7 +12,7 @@ import msgspec
 
 from mini_infer_contract.launch import EndpointsFile
 from mini_infer_gateway.endpoints.base import NO_REPORTS, Listed, Publish, Reports, Service
-from mini_infer_gateway.endpoints.service_status import read_status
+from mini_infer_gateway.endpoints.service_status import canary_of, read_status
 from mini_infer_gateway.http.upstream import address_of
 
 POLL_S = 0.5
@@ -59,9 +59,15 @@ def listed_in(content: EndpointsFile) -> list[Listed]:
 
 
 def services_in(content: EndpointsFile) -> list[Service] | None:
-    """Returns the services that may have no engine; None if there are none: then endpoints say whose they are."""
-    sleepers = [one for one in content.services if one.starts_on_demand and one.model]
-    return [Service(one.name, one.created, one.model, starts_on_demand=True) for one in sleepers] or None
+    """Returns the services that may have no engine or have a canary; None if there are none: then endpoints say whose
+    they are.
+    """
+    services = [
+        Service(one.name, one.created, one.model, one.starts_on_demand, canary_of(read_status(one.status)))
+        for one in content.services
+        if one.model
+    ]
+    return [one for one in services if one.starts_on_demand or one.canary is not None] or None
 
 
 def _check_zmq_address(address: str) -> None:
@@ -99,11 +105,11 @@ class StaticFile:
                     synced, complaint = True, ""
                     services = {service.name: read_status(service.status) for service in content.services}
                     self._reports = Reports(services, content.pending)
-                    sleepers = services_in(content)
-                    if sleepers is None:
+                    described = services_in(content)
+                    if described is None:
                         publish(listed_in(content))
                     else:
-                        publish(listed_in(content), sleepers)
+                        publish(listed_in(content), described)
                 seen = stamp
             await asyncio.sleep(POLL_S)
 

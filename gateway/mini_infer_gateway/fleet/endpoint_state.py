@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from mini_infer_contract.launch import Endpoint
+from mini_infer_gateway.endpoints.canary import Canary
 from mini_infer_gateway.fleet.breaker import Breaker, Cause
 from mini_infer_gateway.fleet.endpoint_subscriber import EndpointSubscriber
 from mini_infer_gateway.fleet.liveness import SILENT_S, LivenessSignals
@@ -64,6 +65,8 @@ class EndpointState:
     unready: bool = False
     """True if the last readiness probe did not succeed."""
     probe: asyncio.Task[None] | None = None
+    canary: Canary | None = None
+    """The canary of its service, if the endpoint is of that revision."""
     _seen: tuple[object, ...] = ()
     _candidate: Candidate | None = None
     """Cached candidate, rebuilt only when one of its fields has changed."""
@@ -130,6 +133,7 @@ class EndpointState:
             subscriber.role,
             self.is_reporting(now_s),
             subscriber.resumes,
+            self.canary,
         )
         if fields != self._seen:
             self._seen, self._candidate = fields, Candidate(*fields)

@@ -131,6 +131,11 @@ class LoadLedger:
         ours = self._ours.get(endpoint)
         return len(ours.flights) if ours else 0
 
+    def memory_bytes(self, endpoint: str) -> int:
+        """Returns the main memory of an endpoint's processes by its last report; 0 if it reports none."""
+        report = self._reports.get(endpoint)
+        return report.memory_bytes if report else 0
+
     def load(self, endpoint: str) -> Load:
         """Returns the current load of an endpoint."""
         return self._loads.get(endpoint) or self._worked_out(endpoint)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.endpoints.base import Listed, Service
+from mini_infer_gateway.endpoints.canary import Canary
 from mini_infer_gateway.fleet.attempt_record import AttemptRecord
 from mini_infer_gateway.fleet.breaker import Breaker, Cause, Evidence
 from mini_infer_gateway.fleet.catalog import Catalog, orphaned
@@ -61,6 +62,8 @@ class Fleet:
         self._services: tuple[Service, ...] = ()
         """All services, including deleted ones whose engines still exist."""
         self.endpoints: dict[str, EndpointState] = {}
+        self.canaries: dict[str, Canary] = {}
+        """The canaries of services by namespace/name."""
         self.catalog = Catalog()
         self._rules, self._owners = read_rules(settings.model_namespaces), NameOwners(settings.forget_model_s)
         self._last: tuple[Sequence[Listed], Sequence[Service] | None] = ((), None)
@@ -81,6 +84,10 @@ class Fleet:
                 current.endpoint, current.ready = entry.endpoint, entry.ready
             else:
                 self._add(entry)
+        self.canaries = {service.name: service.canary for service in services or () if service.canary is not None}
+        for state in self.endpoints.values():
+            canary = self.canaries.get(state.endpoint.service)
+            state.canary = canary if canary and canary.revision == state.endpoint.revision else None
         now_s = self._clock()
         self._seen_s |= dict.fromkeys(self.catalog.by_name, now_s)
         self._seen_s = {name: seen_s for name, seen_s in self._seen_s.items() if not self._has_expired(seen_s)}

@@ -27,6 +27,22 @@ CLIENT_CLOSED_REQUEST = 499
 """Status of nginx for a client that closed the connection, used in metrics only; nobody receives it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """What is retained of a request that another revision is to compute as well, once it was answered."""
+
+    service: str
+    revision: str
+    """The revision that gets the copy."""
+    target: bytes
+    body: bytes
+    request: RoutingRequest
+    mirrored: bool
+    """True if the request is sent to it as it is."""
+    replayed: bool
+    """True if it is to score an answer to the request."""
+
+
 @dataclass(slots=True, eq=False)
 class Call:
     """A request in progress."""
@@ -72,6 +88,8 @@ class Call:
 
     # Filled by `tokenise`; each attempt that fails adds its endpoints to `attempted`.
     request: RoutingRequest = field(init=False)
+    copy: Copy | None = None
+    """The copy for a canary, until it is sent."""
 
     held_s: float = 0.0
     """Seconds for which `place` held it because its model had no engine."""

@@ -5,6 +5,7 @@ Each stage is a function in `stages`; all of them work on one `Call` with the pa
 
 from mini_infer_gateway.paths import EnginePath
 from mini_infer_gateway.pipeline.call import Call
+from mini_infer_gateway.pipeline.canary.copies import NO_COPIES, Copies
 from mini_infer_gateway.pipeline.client_watch import ClientWatch
 from mini_infer_gateway.pipeline.failures import answer_failure
 from mini_infer_gateway.pipeline.serving import Serving
@@ -20,8 +21,9 @@ from mini_infer_web.asgi import Receive, Scope, Send
 class Generate:
     """Handles requests on the paths that engines answer."""
 
-    def __init__(self, serving: Serving) -> None:
-        self._serving = serving
+    def __init__(self, serving: Serving, copies: Copies = NO_COPIES) -> None:
+        """`copies` sends copies of requests to a canary."""
+        self._serving, self._copies = serving, copies
         self.in_flight = 0
         """Number of requests that are being answered or wait for an answer."""
 
@@ -37,6 +39,7 @@ class Generate:
         finally:
             self.in_flight -= 1
             call.close(self._serving)
+            self._copies.send(call)
 
     async def _serve(self, call: Call) -> None:
         """Runs the stages of one request; a request that fails before its first byte is placed and attempted again."""
@@ -45,6 +48,7 @@ class Generate:
         resolve(call, serving)
         with ClientWatch(call, serving):
             await tokenise(call, serving)
+            call.copy = self._copies.take(call)
             cut = None
             while not call.exchange.status:
                 cut = await attempt(call, await place(call, serving), serving)

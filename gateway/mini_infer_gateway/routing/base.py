@@ -10,6 +10,7 @@ from random import Random
 from typing import Literal, Protocol
 
 from mini_infer_contract.launch import Endpoint
+from mini_infer_gateway.endpoints.canary import Canary
 from mini_infer_gateway.fleet.backlog import Order
 from mini_infer_gateway.fleet.fair_shares import NO_KEY, Flow
 
@@ -89,6 +90,10 @@ class RoutingRequest:
     """The request's position among the waiting requests of its flow."""
     flow: Flow = NO_KEY
     """The flow whose share of the endpoints the request uses."""
+    session: str = ""
+    """What decides whether a canary answers: requests of one session go to one revision. Empty if every revision may
+    answer.
+    """
 
     def excluding(self, decision: "Decision") -> "RoutingRequest":
         """Returns the request with the endpoints excluded that may have caused a failure."""
@@ -112,6 +117,8 @@ class Candidate:
     """True if its load reports arrive."""
     resumes: bool = False
     """True if it is an engine of this project, which can continue a stream that another engine began."""
+    canary: Canary | None = None
+    """Its service's canary, if the endpoint is of that revision."""
     name: str = field(init=False)
     computes_for_others: bool = field(init=False)
     """True if it is a prefill engine, which answers no clients."""

@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 
 from mini_infer_gateway.routing.base import Filter, Picker, Producer, Scorer
+from mini_infer_gateway.routing.filters.canary_share import CanaryShare
 from mini_infer_gateway.routing.filters.circuit_closed import CircuitClosed
 from mini_infer_gateway.routing.filters.not_attempted import NotAttempted
 from mini_infer_gateway.routing.filters.ready import Ready
@@ -23,6 +24,7 @@ FILTERS: Mapping[str, Callable[..., Filter]] = {
     "ready": Ready,
     "role": Role,
     "not_attempted": NotAttempted,
+    "canary_share": CanaryShare,
     "circuit_closed": CircuitClosed,
 }
 SCORERS: Mapping[str, Callable[..., Scorer]] = {

@@ -25,7 +25,7 @@ def write_request(call: Call, placement: Placement, serving: Serving) -> None:
     if not call.can_resume:
         call.continuation = _continuation(call, decision.decode.name, serving)
     call.exchange.body = call.continuation.body(body)
-    call.exchange.hints = _hints(decision)
+    call.exchange.hints = hints_of(decision)
     if call.row.generates:
         queued_s = max(0.0, serving.clock() - call.arrived_s)
         call.exchange.hints.append((_QUEUED_MS, b"%d" % (1000 * queued_s)))
@@ -50,7 +50,7 @@ def _continuation(call: Call, endpoint: str, serving: Serving) -> Continuation:
     return continuation
 
 
-def _hints(decision: Decision) -> Headers:
+def hints_of(decision: Decision) -> Headers:
     """Returns the headers that name other engines to an engine; they are never accepted from clients."""
     if decision.prefill:
         return [(_PREFILL_FROM, decision.prefill.transfer.encode())]

@@ -1,11 +1,13 @@
 """Resumes a stream whose endpoint was lost: on other endpoints of the same revision, or on the same one when it is
-back.
+back. A stream of a canary goes on at the old revision, if the canary has no other engine.
 """
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
+from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.http.asgi import ClientDisconnectedError
 from mini_infer_gateway.http.upstream import UpstreamError
 from mini_infer_gateway.pipeline.call import Call
@@ -13,7 +15,7 @@ from mini_infer_gateway.pipeline.errors import endpoint_failed
 from mini_infer_gateway.pipeline.poison_requests import KILLS_LIMIT
 from mini_infer_gateway.pipeline.serving import Serving
 from mini_infer_gateway.pipeline.stages.attempt import StreamCut, attempt
-from mini_infer_gateway.routing.base import Decision
+from mini_infer_gateway.routing.base import Candidate, Decision
 
 CONTINUATION_WAIT_S = 20.0
 """Seconds from the loss of a stream's endpoint in which another must continue the stream: an engine may have to start.
@@ -53,15 +55,30 @@ async def resume(call: Call, cut: StreamCut, serving: Serving) -> None:
 def _route(call: Call, cut: StreamCut, serving: Serving) -> Decision | None:
     """Chooses an endpoint that can resume the stream, if possible another one than that which was lost."""
     now_s, lost, request = serving.clock(), cut.endpoint, call.request
-    candidates = [
+    able = [
         candidate
         for candidate in serving.fleet.candidates(call.endpoints, now_s)
-        if candidate.endpoint.revision == lost.revision and candidate.resumes and not candidate.circuit_open
+        if candidate.resumes and not candidate.circuit_open
     ]
+    same = [candidate for candidate in able if candidate.endpoint.revision == lost.revision]
     elsewhere, anywhere = frozenset({lost.name}), frozenset[str]()
-    return serving.router.route(replace(request, attempted=elsewhere), candidates, now_s) or serving.router.route(
-        replace(request, attempted=anywhere), candidates, now_s
+    return (
+        serving.router.route(replace(request, attempted=elsewhere), same, now_s)
+        or serving.router.route(replace(request, attempted=elsewhere), _beside_canary(able, lost, serving), now_s)
+        or serving.router.route(replace(request, attempted=anywhere), same, now_s)
     )
+
+
+def _beside_canary(able: Sequence[Candidate], lost: Endpoint, serving: Serving) -> list[Candidate]:
+    """Returns engines of the old revision that read the same token ids, if `lost` is a canary's; else an empty list.
+
+    A canary may have a single engine, and its stream is worth more than the purity of its weights.
+    """
+    canary = serving.fleet.canaries.get(lost.service)
+    if canary is None or canary.revision != lost.revision:
+        return []
+    assets = serving.fleet.assets_revisions([lost.name])
+    return [one for one in able if one.canary is None and one.assets_revision in assets]
 
 
 async def _end(call: Call, cut: StreamCut, serving: Serving) -> None:

@@ -3,6 +3,7 @@
 from math import inf
 
 from mini_infer_gateway.pipeline.call import Call
+from mini_infer_gateway.pipeline.canary.session import session_of
 from mini_infer_gateway.pipeline.serving import Serving
 from mini_infer_gateway.prompts.image_bytes import image_bytes
 from mini_infer_gateway.routing.base import RoutingRequest
@@ -44,4 +45,5 @@ async def tokenise(call: Call, serving: Serving) -> None:
         may_split=bool(call.row.continued and prompts) and all(len(keys.chains) == 1 for keys in prompts.values()),
         order=serving.flow.order(call.priority, call.arrived_s, order_timeout_s),
         flow=call.client.flow,
+        session=session_of(call.scope["headers"], call.fields, call.request_id) if call.placed_as == call.model else "",
     )
