@@ -125,6 +125,22 @@ FLEET = Dashboard(
             ),
         ),
         (
+            "Cached prompt tokens by tier",
+            tuple(
+                Panel(
+                    f"Tokens a second from {place}",
+                    (
+                        (
+                            "{{model}}",
+                            rate("mini_infer_gateway_hit_tier_tokens_total", f'{MODEL}, tier="{tier}"', "model"),
+                        ),
+                    ),
+                    description="By the tier of each block's fastest copy, as the gateway's index knows it.",
+                )
+                for tier, place in (("device", "the device"), ("host", "main memory"), ("disk", "the disk"))
+            ),
+        ),
+        (
             "Engines",
             (
                 Panel(

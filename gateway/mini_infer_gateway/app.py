@@ -35,6 +35,7 @@ from mini_infer_gateway.fleet.backlog import Backlog
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
 from mini_infer_gateway.fleet.registry import Fleet
+from mini_infer_gateway.fleet.tier_rates import TierRates
 from mini_infer_gateway.fleet.transfer_rates import TransferRates
 from mini_infer_gateway.flow_control.cached_guesses import CachedGuesses
 from mini_infer_gateway.flow_control.controller import FlowController
@@ -125,12 +126,14 @@ class Gateway:
             limit_bytes=shares.tokenizers_bytes,
         )
         self.rates, self.transfers, self.backlog = PrefillRates(), TransferRates(), Backlog()
+        self.tier_rates = TierRates()
         self.router = build_router(
             settings.routing,
             self.index,
             self.ledger,
             Random(settings.seed),
             rates=self.rates,
+            tier_rates=self.tier_rates,
             backlog=self.backlog,
             pairing=Pairing(self.transfers, settings.max_local_prefill_tokens),
         )
@@ -156,6 +159,7 @@ class Gateway:
             self.backlog,
             self.rates,
             self.transfers,
+            self.tier_rates,
             self.metrics,
             CachedGuesses(settings, self.fleet, self.index).add,
             self._clock,

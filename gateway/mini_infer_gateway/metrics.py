@@ -127,6 +127,12 @@ class Metrics:
         self._hit_tokens = Counter(
             names.GATEWAY_HIT_TOKENS, "Prompt tokens held by the chosen endpoint.", model, registry=registry
         )
+        self._hit_tier_tokens = Counter(
+            names.GATEWAY_HIT_TIER_TOKENS,
+            "Prompt tokens held by the chosen endpoint, by the tier of their fastest copy.",
+            [names.LABEL_MODEL, names.LABEL_TIER],
+            registry=registry,
+        )
         self._retries = Counter(
             names.GATEWAY_RETRIES, "Requests sent to another endpoint.", [names.LABEL_REASON], registry=registry
         )
@@ -252,11 +258,14 @@ class Metrics:
         """Records the gateway's overhead before a request is sent for the first time."""
         self._overhead.observe(seconds)
 
-    def first_byte(self, model: str, seconds: float, prompt_tokens: int, hit_tokens: int) -> None:
-        """Records the first body byte from the endpoint that keeps the request."""
+    def first_byte(self, model: str, seconds: float, prompt_tokens: int, hit_tiers: tuple[int, int, int]) -> None:
+        """Records the first body byte from the endpoint that keeps the request, and its hit tokens by tier."""
         self._child(self._first_byte, model).observe(seconds)
         self._child(self._prompt_tokens, model).inc(prompt_tokens)
-        self._child(self._hit_tokens, model).inc(hit_tokens)
+        self._child(self._hit_tokens, model).inc(sum(hit_tiers))
+        for tier, tokens in zip(names.TIERS, hit_tiers, strict=True):
+            if tokens:
+                self._child(self._hit_tier_tokens, model, tier).inc(tokens)
 
     def retried(self, reason: str) -> None:
         """Counts a request that goes to another endpoint."""

@@ -123,7 +123,7 @@ function Told({ told }: { told: Explained }) {
             ) : (
               <tr key={engine.engine} class={told.chosen.includes(engine.engine) ? "best" : ""}>
                 <th scope="row">{engine.engine}</th>
-                <td>{count(engine.cached_tokens)}</td>
+                <td>{cachedByTier(engine.cached_tokens, engine.facts)}</td>
                 <td>{count(engine.facts.shared_tokens ?? 0)}</td>
                 <td>{count(engine.facts.queued_tokens ?? 0)}</td>
                 {scorers.map((name) => (
@@ -138,6 +138,14 @@ function Told({ told }: { told: Explained }) {
       )}
     </div>
   );
+}
+
+function cachedByTier(tokens: number, facts: Record<string, number>): string {
+  const slower = [
+    facts.host_tokens ? `${count(facts.host_tokens)} in main memory` : "",
+    facts.disk_tokens ? `${count(facts.disk_tokens)} on disk` : "",
+  ].filter(Boolean);
+  return slower.length ? `${count(tokens)} (${slower.join(", ")})` : count(tokens);
 }
 
 function Map() {

@@ -17,6 +17,10 @@ from mini_infer_gateway.pipeline.clients import Client
 from mini_infer_gateway.prompts.tokenizers import Tokenizers
 from mini_infer_gateway.routing.base import (
     CACHED_TOKENS,
+    DISK_RATE,
+    DISK_TOKENS,
+    HOST_RATE,
+    HOST_TOKENS,
     PREFILL_RATE,
     QUEUED_TOKENS,
     RUNNING,
@@ -37,7 +41,19 @@ MAX_AT_ONCE: Final = 4
 """Prompts that are explained at once; one more gets 429."""
 MAX_AT_ONCE_PER_KEY: Final = 2
 """Prompts of one key that are explained at once; one more gets 429."""
-SHOWN_FACTS: Final = (CACHED_TOKENS, SHARED_TOKENS, SHARERS, QUEUED_TOKENS, PREFILL_RATE, RUNNING, WAITING)
+SHOWN_FACTS: Final = (
+    CACHED_TOKENS,
+    HOST_TOKENS,
+    DISK_TOKENS,
+    SHARED_TOKENS,
+    SHARERS,
+    QUEUED_TOKENS,
+    PREFILL_RATE,
+    HOST_RATE,
+    DISK_RATE,
+    RUNNING,
+    WAITING,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

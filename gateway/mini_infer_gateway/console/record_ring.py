@@ -9,7 +9,7 @@ from math import isnan
 from struct import Struct
 from typing import Final, NamedTuple
 
-_NUMBERS: Final = Struct("6d4q")
+_NUMBERS: Final = Struct("6d6q")
 
 
 class Attempt(NamedTuple):
@@ -29,6 +29,8 @@ class Attempt(NamedTuple):
     prefill: str
     prefill_reason: str
     fetch: str
+    host_tokens: int = 0
+    disk_tokens: int = 0
 
 
 class Record(NamedTuple):
@@ -93,6 +95,8 @@ class RecordRing:
         prompt_tokens: int,
         completion_tokens: int,
         hit_tokens: int,
+        host_tokens: int,
+        disk_tokens: int,
         rest: Rest | None,
     ) -> None:
         """Adds a request, in place of the oldest.
@@ -120,6 +124,8 @@ class RecordRing:
             prompt_tokens,
             completion_tokens,
             hit_tokens,
+            host_tokens,
+            disk_tokens,
         )
         self._ids[row], self._names[row], self._rests[row] = request_id, shared, rest or _NO_REST
 
@@ -133,7 +139,7 @@ class RecordRing:
         arrived_s, tokenized_s, ended_s, sent_s, waited_s, first_byte_s, *counts = _NUMBERS.unpack_from(
             self._numbers, row * _NUMBERS.size
         )
-        status, prompt_tokens, completion_tokens, hit_tokens = counts
+        status, prompt_tokens, completion_tokens, hit_tokens, host_tokens, disk_tokens = counts
         path, model, key, outcome, engine, reason, index_kind, prefill, prefill_reason, fetch = self._names[row]
         rest = self._rests[row]
         attempts = rest.failures
@@ -151,6 +157,8 @@ class RecordRing:
                 prefill=prefill,
                 prefill_reason=prefill_reason,
                 fetch=fetch,
+                host_tokens=host_tokens,
+                disk_tokens=disk_tokens,
             )
             attempts = (*attempts, last)
         return Record(

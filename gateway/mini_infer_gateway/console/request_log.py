@@ -104,10 +104,12 @@ class Trace:
             self.completion_tokens = self.progress.tokens
         log.in_flight.discard(self)
         engine = reason = index_kind = prefill_name = prefill_reason = fetch_name = ""
-        hit_tokens, rest = 0, None
+        hit_tokens = host_tokens = disk_tokens = 0
+        rest = None
         if decision:
             log.count(self, decision)
             engine, hit_tokens, reason = decision.decode.name, decision.hit_tokens, decision.reason
+            host_tokens, disk_tokens = decision.host_tokens, decision.disk_tokens
             index_kind, prefill, prefill_reason = decision.index, decision.prefill, decision.prefill_reason
             prefill_name = prefill.name if prefill else ""
             fetch_name = decision.fetch.name if decision.fetch else ""
@@ -127,6 +129,8 @@ class Trace:
             self.prompt_tokens,
             self.completion_tokens,
             hit_tokens,
+            host_tokens,
+            disk_tokens,
             rest,
         )
 
@@ -147,6 +151,8 @@ def _failed_attempt(
         prefill=decision.prefill.name if decision.prefill else "",
         prefill_reason=decision.prefill_reason,
         fetch=decision.fetch.name if decision.fetch else "",
+        host_tokens=decision.host_tokens,
+        disk_tokens=decision.disk_tokens,
     )
 
 

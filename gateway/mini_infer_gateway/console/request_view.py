@@ -113,6 +113,10 @@ def _steps(record: Record) -> Iterator[TimelineStep]:
 
 def _why(attempt: Attempt) -> str:
     parts = [f"chosen by {attempt.reason}", f"{attempt.hit_tokens} tokens cached ({attempt.index_kind})"]
+    if attempt.host_tokens:
+        parts.append(f"{attempt.host_tokens} of them in main memory")
+    if attempt.disk_tokens:
+        parts.append(f"{attempt.disk_tokens} of them on the disk")
     if attempt.prefill:
         parts.append(f"prompt computed by {attempt.prefill} ({attempt.prefill_reason})")
     if attempt.fetch:

@@ -17,6 +17,7 @@ from mini_infer_gateway.fleet.fair_shares import NO_KEY, TOKENS_PER_SECOND, Flow
 from mini_infer_gateway.fleet.load import InFlight, Load, LoadLedger
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
 from mini_infer_gateway.fleet.registry import no_endpoint
+from mini_infer_gateway.fleet.tier_rates import TierRates
 from mini_infer_gateway.fleet.transfer_rates import TransferRates
 from mini_infer_gateway.flow_control.flow_queue import FlowQueue, QueuedRequest, QueueFullError
 from mini_infer_gateway.flow_control.wait_prediction import retry_after_s
@@ -85,13 +86,14 @@ class FlowController:
         backlog: Backlog,
         rates: PrefillRates,
         transfers: TransferRates,
+        tier_rates: TierRates,
         metrics: Metrics,
         guess: Callable[[RoutingRequest, Decision, float], int],
         clock: Callable[[], float],
     ) -> None:
         """`guess` counts a prompt as cached at the endpoint that it goes to, and returns its number of tokens."""
         self._settings, self._fleet, self._router, self._ledger = settings, fleet, router, ledger
-        self._backlog, self._rates, self._transfers = backlog, rates, transfers
+        self._backlog, self._rates, self._transfers, self._tier_rates = backlog, rates, transfers, tier_rates
         self._metrics, self._guess, self._clock = metrics, guess, clock
         self._queue = FlowQueue(self, backlog, rates, settings.max_queue)
         self._numbers, self._rounds = count(1), count()
@@ -196,6 +198,7 @@ class FlowController:
         """Takes an endpoint's load report."""
         self._rates.report(endpoint, report)
         self._transfers.report(endpoint, report)
+        self._tier_rates.report(endpoint, report)
         self._queue.report(endpoint, report.queued_tokens, self._clock())
 
     async def look(self, names: Callable[[], Sequence[str]]) -> None:
@@ -205,6 +208,7 @@ class FlowController:
             endpoint_names = list(names())
             self._rates.keep(endpoint_names)
             self._transfers.keep(endpoint_names)
+            self._tier_rates.keep(endpoint_names)
             self._queue.keep(endpoint_names)
             if self._backlog:
                 self.look_once(endpoint_names)

@@ -14,13 +14,32 @@ from typing import Any
 from msgspec.structs import replace
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys, root_key
-from mini_infer_contract.events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from mini_infer_gateway.index.cached_blocks import NO_HIT, ROOT, CachedBlocks, Conversation, Hit
+from mini_infer_contract.events import (
+    MEDIUM_DISK,
+    MEDIUM_GPU,
+    MEDIUM_HOST,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KVEvent,
+)
+from mini_infer_gateway.index.cached_blocks import (
+    DEVICE,
+    DISK,
+    HOST,
+    NO_HIT,
+    ROOT,
+    CachedBlocks,
+    Conversation,
+    Hit,
+)
 from mini_infer_gateway.index.guesses import Guesses
 from mini_infer_gateway.index.key_chain import Lookup
 
 __all__ = ["NO_HIT", "Conversation", "Hit", "PrefixIndex", "prompt_root", "slices"]
 
+TIERS = {None: DEVICE, MEDIUM_GPU: DEVICE, MEDIUM_HOST: HOST, MEDIUM_DISK: DISK, "STORAGE": DISK}
+"""The tier of each medium that events name; "STORAGE" is vLLM's. Copies in other media do not count."""
 SLICE_BLOCKS = 256
 """Blocks that are applied, forgotten or freed at once, which takes less than two milliseconds."""
 MAX_EVICTED = 4 * SLICE_BLOCKS
@@ -91,7 +110,9 @@ class _Holdings:
         if not guesses.by_key:
             return hit
         depth = guesses.depth(keys, hit.blocks, now_s, blocks.step)
-        return hit if depth == hit.blocks else Hit(depth, hit.shared_blocks, hit.sharers)
+        if depth == hit.blocks:
+            return hit
+        return Hit(depth, hit.shared_blocks, hit.sharers, hit.host_blocks, hit.disk_blocks)
 
 
 class PrefixIndex:
@@ -116,7 +137,8 @@ class PrefixIndex:
         self._max_blocks = max_blocks
 
     def apply(self, endpoint: str, events: Sequence[KVEvent]) -> int:
-        """Applies an endpoint's events in order. Returns the number of chains with an unknown parent.
+        """Applies an endpoint's events in order. Returns the number of chains that have no known place: their parent is
+        unknown, or they have no tokens.
 
         The call takes time in proportion to the events: see `slices`.
         """
@@ -231,36 +253,43 @@ class PrefixIndex:
         return holdings
 
     def _store(self, holdings: _Holdings, event: BlockStored) -> bool:
-        if not _on_device(event):
+        tier = _tier(event)
+        if not tier:
             return True
         blocks, size = holdings.blocks, event.block_size
+        # Senders may name blocks of slower tiers by hashes alone, which those of the device have introduced.
+        known = blocks.add_copies(event.block_hashes, tier) if tier != DEVICE else 0
+        parent = event.block_hashes[known - 1] if known else event.parent_block_hash
         rest: tuple[int, ...] = ()
         row = ROOT
-        if event.parent_block_hash is None:
+        if parent is None:
             end = _root(event)
         else:
-            row = blocks.by_hash.get(event.parent_block_hash, ROOT)
+            row = blocks.by_hash.get(parent, ROOT)
             if row == ROOT:
                 return False
             end, rest = blocks.end_of(row)
-        blocks.step = lcm(max(1, size), BLOCK_SIZE_TOKENS) // BLOCK_SIZE_TOKENS
-        for position, block_hash in enumerate(event.block_hashes):
-            if position or event.parent_block_hash is not None:
+        if known < len(event.block_hashes):
+            if len(event.token_ids) < size * len(event.block_hashes) or size < 1:
+                return False
+            blocks.step = lcm(size, BLOCK_SIZE_TOKENS) // BLOCK_SIZE_TOKENS
+        for position in range(known, len(event.block_hashes)):
+            if position or parent is not None:
                 end = _distinguish(end, _extra(event, position))
             tokens = (*rest, *event.token_ids[position * size : (position + 1) * size])
             keys = block_keys(tokens, end)
             end = keys[-1] if keys else end
             rest = tokens[len(keys) * BLOCK_SIZE_TOKENS :]
-            row = blocks.add(block_hash, row, end, len(keys), rest)
+            row = blocks.add(event.block_hashes[position], row, end, len(keys), rest, tier)
             for key in keys:
                 holdings.guesses.confirm(key)
         blocks.used(row)
         return True
 
     def _remove(self, holdings: _Holdings, event: BlockRemoved) -> None:
-        if _on_device(event):
+        if tier := _tier(event):
             for block_hash in event.block_hashes:
-                holdings.blocks.drop(block_hash)
+                holdings.blocks.drop_copy(block_hash, tier)
 
     def _trim(self, added: int = 0) -> None:
         """Forgets guesses, then the least recently used blocks, of the largest endpoint.
@@ -283,11 +312,11 @@ class PrefixIndex:
                 return  # The rest goes with the next calls.
 
 
-def _on_device(event: BlockStored | BlockRemoved) -> bool:
-    """True if the blocks are on the GPU; other tiers and further groups of a hybrid model say nothing about
-    hits there.
+def _tier(event: BlockStored | BlockRemoved) -> int:
+    """Returns the tier of an event's blocks, 0 if it is not known. Further groups of a hybrid model say nothing about
+    hits.
     """
-    return event.medium in (None, MEDIUM_GPU) and not event.group_idx
+    return 0 if event.group_idx else TIERS.get(event.medium, 0)
 
 
 def _extra(event: BlockStored, position: int) -> tuple[Any, ...]:

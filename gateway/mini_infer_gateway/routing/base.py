@@ -30,6 +30,12 @@ SHARED_TOKENS = "shared_tokens"
 """Tokens of CACHED_TOKENS that are also the beginning of other conversations on that endpoint."""
 SHARERS = "sharers"
 """Number of conversations that share these tokens."""
+HOST_TOKENS = "host_tokens"
+"""Tokens of CACHED_TOKENS whose fastest copy is in main memory."""
+DISK_TOKENS = "disk_tokens"
+"""Tokens of CACHED_TOKENS whose only copy is on a disk."""
+HOST_RATE, DISK_RATE = "host_rate", "disk_rate"
+"""Cached tokens that the endpoint loads in a second from main memory and from its disk; 0 if no rate is known."""
 STORED_TOKENS = "held_tokens"
 """Tokens of any prompt that the endpoint has in its cache."""
 RUNNING = "running"
@@ -152,6 +158,10 @@ class Decision:
     reason: str
     """The scorer that made the difference, "only" if there was no choice, "tie" if no scorer preferred a candidate."""
     index: IndexKind
+    host_tokens: int = 0
+    """Tokens of the hit that the decode endpoint loads from main memory."""
+    disk_tokens: int = 0
+    """Tokens of the hit that it loads from its disk."""
     prefill: Endpoint | None = None
     """Another endpoint that computes the prompt first; None if the decode endpoint does."""
     prefill_tokens: int = 0
@@ -165,6 +175,11 @@ class Decision:
     """Missing tokens from which a prefill endpoint would be used now; infinite if never, or without a choice."""
     standing: Standing | None = field(default=None, compare=False, repr=False)
     """The costs behind the choice; None if there was no choice, or nothing was scored."""
+
+    @property
+    def tiers(self) -> tuple[int, int, int]:
+        """The tokens of the hit by tier: on the device, in main memory, on the disk."""
+        return self.hit_tokens - self.host_tokens - self.disk_tokens, self.host_tokens, self.disk_tokens
 
     @property
     def computing(self) -> Endpoint:

@@ -12,6 +12,8 @@ from mini_infer_gateway.fleet.transfer_rates import TransferRates
 from mini_infer_gateway.routing.base import (
     AHEAD_TOKENS,
     CACHED_TOKENS,
+    DISK_TOKENS,
+    HOST_TOKENS,
     PREFILL_RATE,
     QUEUED_TOKENS,
     RUNNING,
@@ -31,6 +33,7 @@ from mini_infer_gateway.routing.prefill_costs import (
     first_token_apart_s,
     local_s,
 )
+from mini_infer_gateway.routing.seconds import load_seconds
 
 LEAST_FETCHED_TOKENS = 256
 """Smallest number of tokens that is worth a request to a peer."""
@@ -68,7 +71,8 @@ def site_of(request: RoutingRequest, features: Features, position: int) -> Site:
     """Returns a candidate as a site that could compute the prompt."""
     rate = features[PREFILL_RATE][position]
     queued = features[QUEUED_TOKENS][position] + features[AHEAD_TOKENS][position]
-    return Site(max(1.0, request.prompt_tokens - features[CACHED_TOKENS][position]), queued / rate, rate)
+    missing = max(1.0, request.prompt_tokens - features[CACHED_TOKENS][position])
+    return Site(missing, queued / rate, rate, load_seconds(features)[position])
 
 
 class Pairing:
@@ -92,7 +96,7 @@ class Pairing:
                 continue
             link_tokens_per_s = self._transfers.tokens_per_s(candidate.name, offer.candidate.name)
             missing = request.prompt_tokens - cached[position]
-            apart_s = max(offer.site.busy_s, missing / link_tokens_per_s)
+            apart_s = max(offer.site.load_s + offer.site.busy_s, missing / link_tokens_per_s)
             worth = min(missing, apart_s * features[PREFILL_RATE][position])
             cached[position] = request.prompt_tokens - worth
         return {**features, CACHED_TOKENS: cached}
@@ -151,8 +155,9 @@ class Pairing:
         group: Group,
         now_s: float,
     ) -> Decision:
-        """Adds the peer that has most of the prompt cached, if fetching is cheaper than computing."""
-        cached = features[CACHED_TOKENS]
+        """Adds the peer that has most of the prompt on its device, if fetching is cheaper than computing."""
+        tables = (features[CACHED_TOKENS], features[HOST_TOKENS], features[DISK_TOKENS])
+        cached = [each - host - disk for each, host, disk in zip(*tables, strict=True)]
         peers = [
             position
             for position, peer in enumerate(decodes)

@@ -8,11 +8,13 @@ from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_gateway.fleet.backlog import Backlog
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
+from mini_infer_gateway.fleet.tier_rates import TierRates as LearnedTierRates
 from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.routing.pairing import Pairing
 from mini_infer_gateway.routing.producers.load import EndpointLoad
 from mini_infer_gateway.routing.producers.prefill_rate import PrefillRate
 from mini_infer_gateway.routing.producers.prefix_hits import PrefixHits
+from mini_infer_gateway.routing.producers.tier_rates import TierRates
 from mini_infer_gateway.routing.producers.waiting_ahead import WaitingAhead
 from mini_infer_gateway.routing.registry import Plugin, PolicySpec, make_router
 from mini_infer_gateway.routing.router import Router
@@ -42,6 +44,7 @@ def build_router(
     random: Random,
     *,
     rates: PrefillRates | None = None,
+    tier_rates: LearnedTierRates | None = None,
     backlog: Backlog | None = None,
     pairing: Pairing | None = None,
     block_size_tokens: int = BLOCK_SIZE_TOKENS,
@@ -51,6 +54,7 @@ def build_router(
         PrefixHits(index, block_size_tokens),
         EndpointLoad(ledger),
         PrefillRate(rates or PrefillRates()),
+        TierRates(tier_rates or LearnedTierRates()),
         WaitingAhead(Backlog() if backlog is None else backlog, ledger),  # an empty one is false
     )
     return make_router(SPECS[policy], producers, random, pairing)

@@ -31,6 +31,8 @@ class Site:
     wait_s: float
     """Seconds until it begins, because of earlier work."""
     tokens_per_s: float
+    load_s: float = 0.0
+    """Seconds to load the cached tokens from slower tiers, which delays no other request."""
 
     @property
     def busy_s(self) -> float:
@@ -46,22 +48,22 @@ def delay_price(rows: float, role: str) -> float:
 
 def local_s(decode: Site, price: float) -> float:
     """Returns the cost if the decode engine computes the prompt."""
-    return decode.wait_s + decode.busy_s * (1.0 + price)
+    return decode.wait_s + decode.load_s + decode.busy_s * (1.0 + price)
 
 
 def first_token_apart_s(decode: Site, prefill: Site, link: Link) -> float:
     """Returns the seconds to the first token if another engine computes the prompt.
 
-    A transfer that takes less time than the computation is hidden by it.
+    A transfer that takes less time than the computation is hidden by it, and so is the decode engine's own load.
     """
-    hidden_s = max(prefill.busy_s, decode.missing_tokens / link.tokens_per_s)
+    hidden_s = max(prefill.load_s + prefill.busy_s, decode.missing_tokens / link.tokens_per_s, decode.load_s)
     return prefill.wait_s + hidden_s + link.fixed_s
 
 
 def fetched_s(decode: Site, more_tokens: float, link: Link, price: float) -> float:
     """Returns the cost if `more_tokens` come from a peer while the prompt waits, and the rest is computed."""
     rest = Site(decode.missing_tokens - more_tokens, 0.0, decode.tokens_per_s)
-    return max(decode.wait_s, link.seconds(more_tokens)) + rest.busy_s * (1.0 + price)
+    return max(decode.wait_s, link.seconds(more_tokens)) + decode.load_s + rest.busy_s * (1.0 + price)
 
 
 def break_even_tokens(decode: Site, prefill: Site, link: Link, price: float) -> float:

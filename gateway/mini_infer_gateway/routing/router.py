@@ -8,6 +8,8 @@ from time import perf_counter
 
 from mini_infer_gateway.routing.base import (
     CACHED_TOKENS,
+    DISK_TOKENS,
+    HOST_TOKENS,
     Candidate,
     Decision,
     Features,
@@ -183,7 +185,9 @@ class Router:
         standing = Standing(candidates, costs_of(totals), features) if scores and len(totals) > 1 else None
         return Decision(
             decode=candidate.endpoint,
-            hit_tokens=int(features[CACHED_TOKENS][chosen]) if CACHED_TOKENS in features else 0,
+            hit_tokens=_tokens(features, CACHED_TOKENS, chosen),
+            host_tokens=_tokens(features, HOST_TOKENS, chosen),
+            disk_tokens=_tokens(features, DISK_TOKENS, chosen),
             reason=self._reason(scores, totals, chosen),
             index=candidate.index,
             standing=standing,
@@ -207,6 +211,10 @@ class Router:
 
 Pick = Callable[[Sequence[Candidate], Sequence[float]], int]
 """Returns the position of the chosen candidate, by the total scores."""
+
+
+def _tokens(features: Features, table: str, position: int) -> int:
+    return int(features[table][position]) if table in features else 0
 
 
 def _first_best(candidates: Sequence[Candidate], totals: Sequence[float]) -> int:

@@ -1,6 +1,6 @@
 """A recorded request as a row of the list, and as a timeline."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -25,6 +25,23 @@ def test_a_row_has_the_times_of_all_phases_when_a_request_has_ended() -> None:
     )
     assert (row.time, row.duration_s, row.first_byte_s, row.queue_s) == (1100.0, 1.0, 0.5, 0.2)
     assert (row.prompt_tokens, row.cached_tokens, row.completion_tokens, row.attempts) == (64, 32, 7, 1)
+
+
+def test_the_timeline_names_the_tiers_when_a_hit_is_not_on_the_device() -> None:
+    log = RequestLog()
+    trace = log.begin({"request_id": "two", "path": "/v1/chat/completions"}, 10.0)
+    for host, disk in ((16, 0), (0, 32)):
+        trace.sent(replace(decision("e1", 64), host_tokens=host, disk_tokens=disk), 0.0, 10.2)
+        trace.failed("connect", 10.3)
+    trace.sent(replace(decision("e2", 64), host_tokens=16, disk_tokens=32), 0.0, 10.9)
+    trace.ended({"outcome": "ok", "status": 200}, 12.0)
+    sent = [step.detail for step in request_detail(latest(log), 0.0, everything=True).timeline if step.step == "sent"]
+    begin = "chosen by tie, 64 tokens cached (exact)"
+    assert sent == [
+        f"{begin}, 16 of them in main memory",
+        f"{begin}, 32 of them on the disk",
+        f"{begin}, 16 of them in main memory, 32 of them on the disk",
+    ]
 
 
 def test_the_timeline_has_every_attempt_when_one_failed() -> None:

@@ -1,5 +1,6 @@
 """The sums behind a pair, in seconds worked out by hand."""
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -48,6 +49,15 @@ def test_costs_of_local_prefill_disaggregated_prefill_and_fetch() -> None:
     # What is fetched while the prompt waits anyway costs nothing.
     assert fetched_s(site(1000, wait_s=0.5), 900, QUICK, 0.0) == pytest.approx(0.5 + 0.01)
     assert fetched_s(site(1000), 900, SLOW, 1.0) == pytest.approx(0.185 + 0.02)
+
+
+def test_loads_from_slower_tiers_count_once_when_prompts_are_priced() -> None:
+    """They delay no other request, and are hidden where another engine computes meanwhile."""
+    loads = replace(site(1000, wait_s=0.2), load_s=0.05)
+    assert local_s(loads, price=1.0) == pytest.approx(0.2 + 0.05 + 0.1 * 2)
+    assert first_token_apart_s(loads, site(1000), QUICK) == pytest.approx(0.1 + 0.005)
+    assert first_token_apart_s(site(1000), loads, QUICK) == pytest.approx(0.2 + 0.05 + 0.1 + 0.005)
+    assert fetched_s(loads, 900, QUICK, 0.0) == pytest.approx(0.2 + 0.05 + 0.01)
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,15 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from mini_infer_contract.events import LoadReport
+from mini_infer_contract.blocks import block_keys
+from mini_infer_contract.events import BlockStored, LoadReport
 from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.fleet.backlog import Backlog, Entry
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
-from mini_infer_gateway.index.prefix_index import PrefixIndex
+from mini_infer_gateway.index.prefix_index import PrefixIndex, prompt_root
 from mini_infer_gateway.routing.base import Candidate, Features, PromptKeys, RoutingRequest
 from mini_infer_gateway.routing.pickers.highest_score import HighestScore
 from mini_infer_gateway.routing.policies import POLICIES, Policy, build_router
@@ -124,9 +126,12 @@ def test_every_policy_routes_when_nothing_is_known(policy: Policy) -> None:
     assert decision.hit_tokens == 0
 
 
+TIER_TABLES = ("host_tokens", "disk_tokens", "host_rate", "disk_rate")
+
+
 def features(**tables: list[float]) -> Features:
     """Two candidates, idle but for what is given."""
-    names = ("cached_tokens", "shared_tokens", "queued_tokens", "page_wait")
+    names = ("cached_tokens", "shared_tokens", "queued_tokens", "page_wait", *TIER_TABLES)
     return {**{name: [0.0, 0.0] for name in names}, "sharers": [1.0, 1.0], "prefill_rate": [1024.0, 1024.0], **tables}
 
 
@@ -154,6 +159,36 @@ def test_shared_hits_weigh_less_when_more_chains_share_them() -> None:
 def test_a_hit_weighs_more_when_the_fleet_is_busier(queued: list[float], lead: float) -> None:
     table = features(cached_tokens=[512.0, 0.0], queued_tokens=queued)
     assert lead_s(table) == pytest.approx(lead)
+
+
+@pytest.mark.parametrize(
+    ("tables", "seconds"),
+    [
+        ({}, 0.5 + 0.5),  # half a second to compute, and once for others
+        ({"host_tokens": [512.0, 0.0]}, 1.0 - 0.5 / 4),  # no rate is known: four times as fast as computing
+        ({"host_tokens": [512.0, 0.0], "host_rate": [10_240.0, 0.0]}, 1.0 - 0.05),
+        ({"host_tokens": [512.0, 0.0], "host_rate": [64.0, 0.0]}, 1.0 - 0.5),  # never dearer than computing
+        ({"disk_tokens": [512.0, 0.0]}, 1.0 - 0.5),
+        ({"disk_tokens": [512.0, 0.0], "disk_rate": [5_120.0, 5_120.0]}, 1.0 - 0.1),
+        ({"host_tokens": [256.0, 0.0], "disk_tokens": [128.0, 0.0], "host_rate": [2_560.0, 0.0]}, 1.0 - 0.1 - 0.125),
+    ],
+)
+def test_a_hit_costs_the_time_of_its_load_when_it_lies_in_a_slower_tier(
+    tables: dict[str, list[float]], seconds: float
+) -> None:
+    assert lead_s(features(cached_tokens=[512.0, 0.0], **tables)) == pytest.approx(seconds)
+
+
+def test_decisions_tell_the_tiers_of_their_hit() -> None:
+    index = PrefixIndex(1000)
+    chain = BlockStored([1, 2, 3], None, list(range(48)), 16)
+    index.apply("a", [replace(chain, medium="DISK"), BlockStored([1], None, list(range(16)), 16, medium="CPU")])
+    routing = build_router("prefix", index, LoadLedger(), Random(0))
+    keys = block_keys(list(range(50)), prompt_root())
+    request = RoutingRequest("m", 50, {"r": PromptKeys(50, (keys,))})
+    decision = routing.route(request, [candidate("a", assets_revision="r")], 0.0)
+    assert decision is not None
+    assert (decision.hit_tokens, decision.tiers) == (48, (0, 16, 32))
 
 
 @pytest.mark.parametrize(("queued", "ms"), [([0.0, 0.0], 5.0), ([9.0, 0.0], 12.5), ([9.0, 9.0], 20.0)])
@@ -196,6 +231,7 @@ def test_prefix_price_is_the_old_one_when_rates_are_equal(
         "queued_tokens": queued,
         "page_wait": zeros,
         "prefill_rate": [rate] * len(endpoints),
+        **dict.fromkeys(TIER_TABLES, zeros),
     }
     busy = busy_share(table)
     missing = [REQUEST.prompt_tokens - hit if hit < REQUEST.prompt_tokens else 1.0 for hit in cached]

@@ -59,9 +59,11 @@ def hints_of(decision: Decision) -> Headers:
 
 def _decision_headers(decision: Decision, prompt_tokens: int) -> Headers:
     """Returns the headers by which the client learns of the decision."""
+    has_slow_part = bool(decision.host_tokens or decision.disk_tokens)
     return [
         (b"x-mini-infer-pod", decision.decode.name.encode()),
         (b"x-mini-infer-hit-tokens", b"%d" % decision.hit_tokens),
+        *([(b"x-mini-infer-hit-tiers", b"device=%d, host=%d, disk=%d" % decision.tiers)] if has_slow_part else []),
         (b"x-mini-infer-prompt-tokens", b"%d" % prompt_tokens),
         (b"x-mini-infer-reason", decision.reason.encode()),
         (b"x-mini-infer-index", decision.index.encode()),

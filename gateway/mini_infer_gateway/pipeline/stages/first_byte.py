@@ -27,4 +27,4 @@ def record_first_byte(call: Call, placement: Placement, start: ResponseStart, se
         took_s = serving.clock() - call.arrived_s
         if is_stream:
             fields["first_token_s"] = round(took_s, 6)
-        serving.metrics.first_byte(call.model, took_s, placement.prompt_tokens, decision.hit_tokens)
+        serving.metrics.first_byte(call.model, took_s, placement.prompt_tokens, decision.tiers)

@@ -6,6 +6,8 @@ from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_gateway.index.prefix_index import NO_HIT, Hit, PrefixIndex
 from mini_infer_gateway.routing.base import (
     CACHED_TOKENS,
+    DISK_TOKENS,
+    HOST_TOKENS,
     SHARED_TOKENS,
     SHARERS,
     STORED_TOKENS,
@@ -17,10 +19,10 @@ from mini_infer_gateway.routing.base import (
 
 
 class PrefixHits:
-    """Provides the hit tokens, the shared ones among them, and all cached tokens."""
+    """Provides the hit tokens, those of slower tiers and the shared ones among them, and all cached tokens."""
 
     name = "prefix_hits"
-    provides = (CACHED_TOKENS, SHARED_TOKENS, SHARERS, STORED_TOKENS)
+    provides = (CACHED_TOKENS, HOST_TOKENS, DISK_TOKENS, SHARED_TOKENS, SHARERS, STORED_TOKENS)
 
     def __init__(self, index: PrefixIndex, block_size_tokens: int = BLOCK_SIZE_TOKENS) -> None:
         """`block_size_tokens` is the number of tokens a key; only a simulation differs from the contract."""
@@ -33,6 +35,8 @@ class PrefixHits:
         hits = self._hits(request, candidates, names, now_s)
         return {
             CACHED_TOKENS: [hit.blocks * size for hit in hits],
+            HOST_TOKENS: [hit.host_blocks * size for hit in hits],
+            DISK_TOKENS: [hit.disk_blocks * size for hit in hits],
             SHARED_TOKENS: [hit.shared_blocks * size for hit in hits],
             SHARERS: [hit.sharers for hit in hits],
             STORED_TOKENS: [blocks * size for blocks in self._index.all_cached_blocks(names)],
@@ -58,12 +62,14 @@ class PrefixHits:
         most = (prompt.tokens - 1) // self._block_size_tokens
         each = [self._index.hits(names, chain, now_s) for chain in prompt.chains]
         if len(each) == 1:
-            return [hit if hit.blocks <= most else Hit(most, hit.shared_blocks, hit.sharers) for hit in each[0]]
+            return [hit.cut(most) for hit in each[0]]
         return [
             Hit(
-                min(most, sum(hit.blocks for hit in hits)),
+                sum(hit.blocks for hit in hits),
                 sum(hit.shared_blocks for hit in hits),
                 max((hit.sharers for hit in hits), default=1),
-            )
+                sum(hit.host_blocks for hit in hits),
+                sum(hit.disk_blocks for hit in hits),
+            ).cut(most)
             for hits in zip(*each, strict=True)
         ] or [NO_HIT] * len(names)

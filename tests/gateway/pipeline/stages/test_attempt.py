@@ -7,6 +7,7 @@ import socket
 import aiohttp
 import pytest
 
+from mini_infer_contract.events import BlockStored
 from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.fleet import breaker
 from tests.support.fake_engine import FakeEngine
@@ -64,6 +65,25 @@ async def test_response_headers_explain_the_routing_decision() -> None:
             assert len(response.headers["x-request-id"]) == 32
         async with gateway.chat(text) as response:
             assert response.headers["x-mini-infer-hit-tokens"] == "112"
+            assert "x-mini-infer-hit-tiers" not in response.headers
+
+
+async def test_headers_and_metrics_name_the_tiers_when_a_hit_is_not_on_the_device() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+        tokens = engine.encoder.encode("<user>" + "x" * 100 + "<assistant>", False)[:112]
+        chain = BlockStored([1, 2, 3, 4, 5, 6, 7], None, tokens, 16, medium="DISK")
+        gateway.app.index.apply("a", [chain, BlockStored([1, 2], None, tokens[:32], 16, medium="CPU")])
+        async with gateway.chat("x" * 100) as response:
+            assert response.headers["x-mini-infer-hit-tokens"] == "112"
+            assert response.headers["x-mini-infer-hit-tiers"] == "device=0, host=32, disk=80"
+        async with gateway.client.get(gateway.url + "/metrics") as response:
+            lines = (await response.text()).splitlines()
+        told = {line.split()[0]: float(line.split()[1]) for line in lines if "hit_t" in line and line[0] != "#"}
+        name = "mini_infer_gateway_hit_tier_tokens_total"
+        assert told[f'{name}{{model="m",tier="host"}}'] == 32
+        assert told[f'{name}{{model="m",tier="disk"}}'] == 80
+        assert told['mini_infer_gateway_hit_tokens_total{model="m"}'] == 112
 
 
 @pytest.mark.parametrize("fault", ["refused", "draining", 429, 500, 502, 503, 504])
