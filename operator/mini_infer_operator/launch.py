@@ -10,6 +10,7 @@ from mini_infer_operator.gpus import resources_of
 from mini_infer_operator.resource import (
     EngineSpec,
     InferenceService,
+    KvCache,
     Parallelism,
     PodTemplate,
     ResourceRequirements,
@@ -68,6 +69,10 @@ class Launch:
     parallelism: Parallelism
     moves_cache: bool
     """True if the engines send or receive KV cache."""
+    kv_cache: KvCache | None = None
+    """Tiers of the KV cache beside the GPU; None if there are none."""
+    kv_disk_folder: str = ""
+    """The folder of these engines on the disk of the KV cache: services may share a disk."""
 
     @property
     def nodes(self) -> int:
@@ -124,6 +129,16 @@ def parallel_arguments(parallelism: Parallelism) -> tuple[str, ...]:
     return (*flags, *(("--enable-expert-parallel",) if parallelism.expert else ()))
 
 
+def tier_arguments(kv_cache: KvCache | None, disk_path: str) -> tuple[str, ...]:
+    """Returns the flags of tiers of the KV cache; `disk_path` is the folder of its disk, if it has one."""
+    if kv_cache is None:
+        return ()
+    host = f"--kv-host-memory={int(parse_quantity(kv_cache.host))}"
+    if kv_cache.disk is None:
+        return (host,)
+    return host, f"--kv-disk-path={disk_path}", f"--kv-disk-size={int(parse_quantity(kv_cache.disk.size))}"
+
+
 def moves_cache(name: str, role: RoleSpec) -> bool:
     """True if engines of the role of this name send or receive KV cache.
 
@@ -145,11 +160,19 @@ class Addresses:
 
 
 def serve_arguments(
-    launch: Launch, addresses: Addresses, *, model_mount: str, drain_s: float, peer_key_file: str, nodes: int = 1
+    launch: Launch,
+    addresses: Addresses,
+    *,
+    model_mount: str,
+    kv_disk_path: str,
+    drain_s: float,
+    peer_key_file: str,
+    nodes: int = 1,
 ) -> list[str]:
     """Returns the arguments of `mini-infer-serve`.
 
-    `model_mount` is the path at which the volume of a pvc:// or oci:// model is mounted. `peer_key_file` contains the
+    `model_mount` is the path at which the volume of a pvc:// or oci:// model is mounted. `kv_disk_path` is the folder
+    of the engine on the disk of its KV cache. `peer_key_file` contains the
     secret with which peers prove that they belong to the service. `nodes` is the number of pods or processes over which
     the engine's ranks are started; each finds its own number and the first of them by LeaderWorkerSet's environment
     variables.
@@ -176,6 +199,7 @@ def serve_arguments(
         *((f"--role={launch.role}", f"--transfer-port={addresses.transfer_port}") if launch.moves_cache else ()),
         *parallel_arguments(launch.parallelism),
         *((f"--nnodes={nodes}",) if nodes > 1 else ()),
+        *tier_arguments(launch.kv_cache, kv_disk_path),
         *launch.arguments,
     ]
 
@@ -200,6 +224,8 @@ def launch_of(service: InferenceService, role: str, default_image: str) -> Launc
         role=role,
         parallelism=spec.parallelism or Parallelism(),
         moves_cache=moves_cache(role, spec),
+        kv_cache=spec.kv_cache,
+        kv_disk_folder=f"{service.metadata.namespace}-{service.metadata.name}-{role}",
     )
 
 

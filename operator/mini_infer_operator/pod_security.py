@@ -50,6 +50,7 @@ class PodSecurity:
     def _violations(self, service: InferenceService, roles: Collection[str]) -> Iterator[str]:
         namespace, token = service.metadata.namespace, service.spec.model.token_secret
         uses = [use for role in service.roles if role in roles for use in uses_of(role, service.roles[role])]
+        uses += _uses_of_kv_cache(service, roles)
         if token is not None and roles:
             uses.insert(0, Use("spec.model.tokenSecret", secret=token.name))
         for use in uses:
@@ -59,6 +60,17 @@ class PodSecurity:
                 yield f"{use.path} (it needs --allow-secrets={use.secret})"
             if use.service_account is not None and not _matches(namespace, use.service_account, self.service_accounts):
                 yield f"{use.path} (it needs --allow-service-accounts={use.service_account})"
+
+
+def _uses_of_kv_cache(service: InferenceService, roles: Collection[str]) -> list[Use]:
+    """Returns the folders of nodes that disks of the KV cache use, by the field that names each."""
+    uses = []
+    for name, role in service.roles.items():
+        if name in roles and role.kv_cache and role.kv_cache.disk and role.kv_cache.disk.host_path is not None:
+            own = getattr(service.spec, name).kv_cache is not None
+            field = f"spec.{name}.kvCache" if own else "spec.kvCache"
+            uses.append(Use(f"{field}.disk.hostPath", "privileged"))
+    return uses
 
 
 def _matches(namespace: str, name: str, patterns: tuple[str, ...]) -> bool:

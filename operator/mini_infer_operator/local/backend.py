@@ -5,9 +5,10 @@ watch.
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -55,6 +56,8 @@ class Engine:
     began_s: float = field(default_factory=time.monotonic)
     start_s: float | None = None
     """Seconds of its first start, as far as anybody has looked; None until it was ready."""
+    kv_slot: int | None = None
+    """The number of its folder for the KV cache, among engines of its role; None before its first start."""
     ports: tuple[int, int, int, int] = (0, 0, 0, 0)
     """Ports for HTTP, events, replay and transfer; new ones at every start."""
 
@@ -237,7 +240,9 @@ class LocalBackend:
         def make_command() -> Any:
             http_port, events_port, replay_port, transfer_port = free_ports(4)
             engine.ports = (http_port, events_port, replay_port, transfer_port)
-            return engine_command(launch, engine.ports, self.peer_key_path, threads=threads, gpus=gpus)
+            return engine_command(
+                launch, engine.ports, self.peer_key_path, threads=threads, gpus=gpus, kv_disk=self._kv_disk(engine)
+            )
 
         def changed(line: str) -> None:
             self._report(line)
@@ -250,6 +255,14 @@ class LocalBackend:
         )
         self._engines.append(engine)
         self._report(f"{name}: loading model {launch.model_name}")
+
+    def _kv_disk(self, engine: Engine) -> Path:
+        """Returns the folder of an engine's KV cache, which outlives the process: that of the lowest number which no
+        other engine of the role has, so that the next `mini-infer up` and a new revision find it again.
+        """
+        if engine.kv_slot is None:
+            engine.kv_slot = lowest_free({one.kv_slot for one in self._engines if one.role == engine.role})
+        return self._folder / "kv-cache" / f"{engine.role}-{engine.kv_slot}"
 
     async def _retire(self, engine: Engine) -> None:
         await asyncio.sleep(UNROUTE_S)
@@ -303,6 +316,11 @@ class LocalBackend:
         write_atomically(self.endpoints_path, msgspec.json.encode(content))
 
 
+def lowest_free(taken: Collection[int | None]) -> int:
+    """Returns the lowest number from 0 on that is not taken."""
+    return next(number for number in count() if number not in taken)
+
+
 def observed_processes(
     role: str, revision: str, processes: Sequence[SupervisedProcess], min_ready: timedelta, now: datetime
 ) -> ObservedWorkload:
@@ -354,6 +372,8 @@ def notices(service: InferenceService, gpus: Sequence[str]) -> list[str]:
         lines += _about_gpus(name, role, len(gpus))
         if role.parallelism and (role.parallelism.nodes or 1) > 1:
             lines.append(f"{name} engines span nodes in a cluster: here all ranks of one run on this machine")
+        if role.kv_cache and role.kv_cache.disk:
+            lines.append(f"{name} engines keep KV cache on this disk, in .mini-infer/{service.metadata.name}/kv-cache")
         template = role.template
         if template and (template.spec or template.metadata):
             lines.append(f"{name}.template is for a cluster: of it only container.env values are used")

@@ -19,17 +19,31 @@ _RUN = "import sys; from {module} import main; sys.exit(main())"
 
 
 def engine_command(
-    launch: Launch, ports: tuple[int, int, int, int], peer_key: Path, *, threads: int, gpus: Sequence[str]
+    launch: Launch,
+    ports: tuple[int, int, int, int],
+    peer_key: Path,
+    *,
+    threads: int,
+    gpus: Sequence[str],
+    kv_disk: Path = Path("kv-cache"),
 ) -> Command:
     """Returns the command of an engine with its HTTP, events, replay and transfer ports.
 
-    `gpus` are those that it may see; if empty, it inherits ours.
+    `gpus` are those that it may see; if empty, it inherits ours. `kv_disk` is the folder for its KV cache, if that
+    has a disk.
     """
     http_port, events_port, replay_port, transfer_port = ports
     addresses = Addresses(
         host=HOST, http_port=http_port, events_port=events_port, replay_port=replay_port, transfer_port=transfer_port
     )
-    arguments = serve_arguments(launch, addresses, model_mount="", drain_s=grace_s(launch), peer_key_file=str(peer_key))
+    arguments = serve_arguments(
+        launch,
+        addresses,
+        model_mount="",
+        kv_disk_path=str(kv_disk),
+        drain_s=grace_s(launch),
+        peer_key_file=str(peer_key),
+    )
     environment = _environment({"OMP_NUM_THREADS": str(threads)} if "OMP_NUM_THREADS" not in os.environ else {})
     # Keys are for clients of the gateway; engines listen on loopback, where the gateway would need one for them.
     environment.pop(API_KEY_ENV, None)

@@ -15,12 +15,19 @@ from mini_infer_contract.launch import (
 )
 from mini_infer_operator.gpus import gpu_resources
 from mini_infer_operator.launch import Addresses, Launch, grace_s, serve_arguments
+from mini_infer_operator.objects.kv_cache import (
+    kv_disk_mounts,
+    kv_disk_volumes,
+    pod_security_of_disk,
+    with_kv_cache,
+)
 from mini_infer_operator.objects.names import selector, service_labels
 from mini_infer_operator.objects.peers import PEER_KEY_FILE, PEERS_MOUNT, peers_volume
 from mini_infer_operator.resource import (
     ANNOTATION_MODEL,
     ANNOTATION_PEER_AUTH,
     ANNOTATION_SERVICE_CREATED,
+    KV_DISK_MOUNT,
     EnvironmentVariable,
     InferenceService,
 )
@@ -108,6 +115,7 @@ def _pod_spec(
         volumes.append({"name": MODEL_VOLUME, "persistentVolumeClaim": claim})
     if launch.source.image is not None:
         volumes.append({"name": MODEL_VOLUME, "image": {"reference": launch.source.image}})
+    volumes += kv_disk_volumes(launch.kv_cache)
     ours: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -120,7 +128,11 @@ def _pod_spec(
     if waiting or "initContainers" in overrides:
         users = [_hardened(container) for container in overrides.get("initContainers", [])]
         overrides["initContainers"] = waiting + users
-    security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    security = {
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+        **pod_security_of_disk(launch.kv_cache),
+    }
     return {
         **ours,
         **overrides,
@@ -158,6 +170,7 @@ def _container(launch: Launch, pull_policy: str | None, *, is_worker: bool) -> d
         mounts.append({"name": MODEL_VOLUME, "mountPath": MODEL_MOUNT, "readOnly": True})
     if _needs_shared_memory(launch):
         mounts.append({"name": SHARED_MEMORY_VOLUME, "mountPath": SHARED_MEMORY})
+    mounts += kv_disk_mounts(launch.kv_cache)
     security = {**unprivileged(), "readOnlyRootFilesystem": True}
     container: dict[str, Any] = {
         "name": CONTAINER,
@@ -173,6 +186,7 @@ def _container(launch: Launch, pull_policy: str | None, *, is_worker: bool) -> d
                 transfer_port=TRANSFER_PORT,
             ),
             model_mount=MODEL_MOUNT,
+            kv_disk_path=f"{KV_DISK_MOUNT}/{launch.kv_disk_folder}",
             drain_s=grace_s(launch) - UNROUTE_S - EXIT_S,
             peer_key_file=PEER_KEY_FILE,
             nodes=launch.nodes,
@@ -184,7 +198,8 @@ def _container(launch: Launch, pull_policy: str | None, *, is_worker: bool) -> d
         "volumeMounts": mounts + overrides.get("volumeMounts", []),
         "securityContext": {**security, **overrides.get("securityContext", {})},
     }
-    container["resources"] = _with_default_requests(launch.resources.model_dump(exclude_none=True))
+    resources = _with_default_requests(launch.resources.model_dump(exclude_none=True))
+    container["resources"] = with_kv_cache(resources, launch.kv_cache)
     if "envFrom" in overrides:
         container["envFrom"] = overrides["envFrom"]
     policy = overrides.get("imagePullPolicy", pull_policy)
@@ -245,10 +260,12 @@ def tolerating_gpus(tolerations: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _needs_shared_memory(launch: Launch) -> bool:
-    """Returns True if NCCL, ranks or KV transfer need shared memory and the user mounts none: runtimes give 64 MB."""
+    """Returns True if NCCL, ranks, KV transfer or tiers of the KV cache need shared memory and the user mounts none:
+    runtimes give 64 MB.
+    """
     container = launch.template.container
     mounts = (container.volume_mounts if container else None) or ()
-    exchanges = gpu_resources(launch.resources) or launch.parallelism.ranks > 1 or launch.moves_cache
+    exchanges = gpu_resources(launch.resources) or launch.parallelism.ranks > 1 or launch.moves_cache or launch.kv_cache
     return bool(exchanges) and all(mount.mount_path != SHARED_MEMORY for mount in mounts)
 
 

@@ -20,6 +20,7 @@ from mini_infer_contract.resource_names import (
 )
 from mini_infer_operator.resource.devices import is_gpu
 from mini_infer_operator.resource.environment import EnvironmentVariable
+from mini_infer_operator.resource.kv_cache import KvCache
 from mini_infer_operator.resource.parallelism import Parallelism
 from mini_infer_operator.resource.preset import InferencePreset, InferencePresetSpec, PresetMatch
 from mini_infer_operator.resource.quantity import QUANTITY_PATTERN, Quantity, parse_quantity
@@ -29,6 +30,7 @@ from mini_infer_operator.resource.reserved import (
     ANNOTATION_SERVICE_CREATED,
     ANSWERING_ROLES,
     FIELD_MANAGER,
+    KV_DISK_MOUNT,
     LABEL_GROUP_INDEX,
     NO_PRESET,
     PRESET_KIND,
@@ -77,6 +79,7 @@ __all__ = [
     "FIELD_MANAGER",
     "GROUP",
     "KIND",
+    "KV_DISK_MOUNT",
     "LABEL_DRAINING",
     "LABEL_GROUP",
     "LABEL_GROUP_INDEX",
@@ -108,6 +111,7 @@ __all__ = [
     "InferenceServiceSpec",
     "InferenceServiceStatus",
     "KubernetesType",
+    "KvCache",
     "Metadata",
     "ModelCache",
     "ModelCacheStatus",

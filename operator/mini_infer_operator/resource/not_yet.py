@@ -88,6 +88,16 @@ NOT_YET = (
         lambda s: _sizes(s, "data").get("unified", 1) == 1 or _sizes(s, "nodes").get("unified", 1) == 1,
     ),
     Rule(
+        " && ".join(
+            f"!({_above_one(role, 'nodes')} && (has(self.spec.kvCache) || has(self.spec.{role}.kvCache)))"
+            for role in ROLES
+        ),
+        "tiers of the KV cache do not span nodes yet: leave parallelism.nodes out, or kvCache",
+        lambda s: all(
+            size == 1 or s.roles[name].kv_cache is None for name, size in _sizes(s, "nodes").items() if name in s.roles
+        ),
+    ),
+    Rule(
         f"!{_reads_hidden_states('prefill')} && !{_reads_hidden_states('decode')} && "
         f"!({_reads_hidden_states('unified')} && {_NAMES_TRANSFER})",
         "hidden states are not handed on with KV cache yet: leave out speculativeMethod mtp and eagle3 of prefill and "

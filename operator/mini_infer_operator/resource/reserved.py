@@ -36,6 +36,9 @@ RESERVED_ENGINE_FLAGS = (
     "--role",
     "--transfer-port",
     "--peer-key-file",
+    "--kv-host-memory",
+    "--kv-disk-path",
+    "--kv-disk-size",
     "--tensor-parallel-size",
     "-tp",
     "--pipeline-parallel-size",
@@ -49,7 +52,9 @@ RESERVED_ENGINE_FLAGS = (
 )
 """Flags that the operator writes itself; `engine.extraArgs` must not repeat them."""
 RESERVED_VOLUME_PREFIX = "mini-infer-"
-RESERVED_MOUNT_PATHS = ("/tmp", "/model", "/etc/mini-infer/peers")
+KV_DISK_MOUNT = "/var/cache/mini-infer"
+"""The path at which the disk of the KV cache is mounted."""
+RESERVED_MOUNT_PATHS = ("/tmp", "/model", "/etc/mini-infer/peers", KV_DISK_MOUNT)
 """Paths at which the operator mounts its own volumes in an engine's container."""
 LONGEST_NAME = 40
 """The most characters of metadata.name: role, revision and the pods' suffixes must still fit into 63."""

@@ -71,6 +71,11 @@ class InferenceService(ApiModel):
 
     @property
     def roles(self) -> dict[str, RoleSpec]:
-        """The roles that the spec asks for, by name."""
+        """The roles that the spec asks for, by name; each with the service's kvCache, unless it has one of its own."""
         named = {name: getattr(self.spec, name) for name in ROLES}
-        return {name: role for name, role in named.items() if role is not None}
+        return {name: self._with_kv_cache(role) for name, role in named.items() if role is not None}
+
+    def _with_kv_cache(self, role: RoleSpec) -> RoleSpec:
+        if role.kv_cache is not None or self.spec.kv_cache is None:
+            return role
+        return role.model_copy(update={"kv_cache": self.spec.kv_cache})

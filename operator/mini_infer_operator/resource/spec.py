@@ -18,6 +18,7 @@ from mini_infer_operator.resource.devices import (
     is_gpu,
 )
 from mini_infer_operator.resource.environment import EnvironmentFrom, EnvironmentVariable, ObjectReference
+from mini_infer_operator.resource.kv_cache import KvCache
 from mini_infer_operator.resource.pairs import PAIRS
 from mini_infer_operator.resource.parallelism import Parallelism
 from mini_infer_operator.resource.quantity import (
@@ -308,7 +309,8 @@ class EngineSpec(_EngineFields):
             "extraArgs must not hold --model, --revision, --served-model-name (write spec.model), --drain-timeout "
             "(write template.spec.terminationGracePeriodSeconds), --tensor-parallel-size, --pipeline-parallel-size, "
             "--data-parallel-size, --enable-expert-parallel, --nnodes, --node-rank (write parallelism), --role (write "
-            "unified, or prefill and decode), --transfer-port (write engine.kvTransport) nor --host, --port, "
+            "unified, or prefill and decode), --transfer-port (write engine.kvTransport), --kv-host-memory, "
+            "--kv-disk-path, --kv-disk-size (write kvCache) nor --host, --port, "
             "--events-port, --replay-port (the operator sets them), and no flag of one dash, such as -tp",
             lambda e: not any(re.match(_RESERVED_FLAG_PATTERN, a) for a in e.extra_args or ()),
         ),
@@ -490,6 +492,8 @@ class RoleSpec(ApiModel):
     """Additions and changes to the pods."""
     parallelism: Parallelism | None = None
     """The GPUs and nodes over which one engine is spread."""
+    kv_cache: KvCache | None = None
+    """Tiers of the KV cache beside the GPU; those of the service if left out."""
     scaling: Scaling | None = None
     """Bounds and targets by which the operator sets the number of engines, in place of replicas."""
 
@@ -534,6 +538,8 @@ class InferenceServiceSpec(ApiModel):
     """
     operator_class: str | None = Field(default=None, min_length=1, max_length=63)
     """The `--operator-class` of the operator that manages it; if left out, an operator without one."""
+    kv_cache: KvCache | None = None
+    """Tiers of the KV cache beside the GPU, for all roles that have none of their own."""
     rollout: Rollout | None = None
     """Limits on the way from one revision to the next."""
     disruption_budget: DisruptionBudget | None = None

@@ -112,7 +112,8 @@ class VolumeMount(KubernetesType):
     rules = (
         Rule(
             f"!(self.mountPath in {list(RESERVED_MOUNT_PATHS)})",
-            "mountPath /tmp and /model are the operator's (scratch space and weights): choose another folder",
+            "mountPath /tmp and /model are the operator's (scratch space and weights), and so is /var/cache/mini-infer "
+            "(KV cache): choose another folder",
             lambda m: m.mount_path not in RESERVED_MOUNT_PATHS,
         ),
         Rule(

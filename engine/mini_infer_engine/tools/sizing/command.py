@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.options.flags import byte_size
 from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.tools.sizing.fit import Load, NoFit, Targets, size
 from mini_infer_engine.tools.sizing.gpu import GPUS, Gpu
@@ -63,6 +64,13 @@ def build_parser() -> argparse.ArgumentParser:
         choices=[name for name in PRECISIONS if name != BF16.name],
         help="the engine's --quantization of a bf16 checkpoint (default: none)",
     )
+    parser.add_argument(
+        "--kv-host-memory",
+        type=byte_size,
+        default=0,
+        metavar="SIZE",
+        help="main memory of each engine for the prefix cache, such as 64GiB: kvCache.host (default: none)",
+    )
     parser.add_argument("--name", help="of the service (default: by the model's name)")
     parser.add_argument("--uri", help="model.uri of the service, such as pvc://claim/path (default: by --model)")
     return parser
@@ -93,6 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         uri=options.uri or _uri(options.model),
         gpu=options.gpu,
         precision=precision,
+        host_mib=-(-options.kv_host_memory // (1 << 20)),
+        host_tokens=int(options.kv_host_memory // shape.kv_bytes_per_token),
     )
     fit = size(shape, options.gpu, load, targets, [t for t in _TENSOR_SIZES if t <= options.max_tensor])
     if isinstance(fit, NoFit):

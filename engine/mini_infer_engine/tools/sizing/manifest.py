@@ -23,6 +23,15 @@ class Subject:
     uri: str
     gpu: Gpu
     precision: Precision
+    host_mib: int = 0
+    """Main memory of each engine for blocks of the prefix cache; 0 for none."""
+    host_tokens: int = 0
+    """Tokens that fit into it."""
+
+    @property
+    def host(self) -> str:
+        """`host_mib` as Kubernetes writes it."""
+        return f"{self.host_mib >> 10}Gi" if self.host_mib % 1024 == 0 else f"{self.host_mib}Mi"
 
 
 def manifest(subject: Subject, fit: Fit, load: Load, targets: Targets) -> str:
@@ -36,6 +45,10 @@ def explanation(subject: Subject, fit: Fit, load: Load, targets: Targets) -> lis
     """Returns sentences that say what is expected of the engines, and which limit decides."""
     found, gpu = fit.prediction, subject.gpu.name
     engines = f"{fit.replicas} engine{'s' if fit.replicas > 1 else ''} of {fit.tensor} {gpu}"
+    tier = [
+        f"Main memory has room for {subject.host_tokens:,} tokens more, whose hits cost a copy; {subject.host} is "
+        "added to the memory that a pod requests."
+    ]
     return [
         f"{load.requests_per_s:g} requests/s of {load.prompt_tokens:,} + {load.output_tokens:,} tokens"
         + (f", {load.cached_tokens:,} of them cached" if load.cached_tokens else "")
@@ -44,6 +57,7 @@ def explanation(subject: Subject, fit: Fit, load: Load, targets: Targets) -> lis
         f"{found.itl_s * 1e3:.2f} ms between tokens (mean; target {targets.itl_s * 1e3:g}),",
         f"{found.rows:.0f} sequences at a time, {found.kv_share:.0%} of {fit.kv_tokens:,} tokens of KV cache in use.",
         f"One engine serves up to {fit.engine_requests_per_s:.2f} requests/s; then {fit.bound}.",
+        *(tier if subject.host_mib else []),
         f"Modelled for {subject.precision.name} weights, without speculation; measured figures are within a tenth "
         "(docs/sizing.md).",
     ]
@@ -59,6 +73,7 @@ def _service(subject: Subject, fit: Fit) -> dict[str, object]:
         "metadata": {"name": subject.name},
         "spec": {
             "model": {"uri": subject.uri},
+            **({"kvCache": {"host": subject.host}} if subject.host_mib else {}),
             "unified": {
                 "replicas": fit.replicas,
                 **parallel,

@@ -29,6 +29,22 @@ def test_a_valid_service_is_printed_when_the_targets_can_be_kept(
     assert any("One engine serves up to" in line for line in comments)
 
 
+def test_main_memory_is_counted_when_the_prefix_cache_gets_some(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = model_folder("qwen2.5-7b", tmp_path)
+    for size, quantity in (("64GiB", "64Gi"), ("1536MiB", "1536Mi")):
+        assert main(["--model", folder, *LOAD, "--kv-host-memory", size]) == 0
+        printed = capsys.readouterr().out
+        service = parse_service(yaml.safe_load(printed))
+        assert service.spec.kv_cache is not None
+        assert service.spec.kv_cache.host == quantity
+    tokens = (1536 << 20) // (28 * 2 * 4 * 128 * 2)  # layers, keys and values, heads, their width, bf16
+    assert f"{tokens:,} tokens more" in printed
+    assert main(["--model", folder, *LOAD]) == 0
+    assert "kvCache" not in yaml.safe_load(capsys.readouterr().out)["spec"]
+
+
 def test_parallelism_and_gpus_agree_when_one_gpu_is_too_slow(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
