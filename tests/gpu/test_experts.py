@@ -14,7 +14,6 @@ from mini_infer_engine.kernels.gemm.grouped_weight import (
     ordered_for_mx_experts,
     stacked,
 )
-from mini_infer_engine.kernels.moe import mx_expanded
 from mini_infer_engine.kernels.moe.expert_gemv import expert_gemv
 from mini_infer_engine.kernels.moe.grouped_gemm import grouped_experts
 from mini_infer_engine.kernels.moe.mx_experts import mx_experts
@@ -163,30 +162,6 @@ def test_experts_with_biases_and_a_limit_compute_their_tokens(
             if local is not None:
                 made *= (chosen >= local.start)[:, None]
             assert error(summands[choice], made) < 16
-
-
-@pytest.mark.parametrize(("experts_at_once", "rows"), [(1, 64), (5, 192), (16, 1024)])
-def test_widened_experts_are_the_checkpoints_when_some_take_their_turn(
-    experts_at_once: int, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not multiplies_mx_in_registers(torch.device(DEVICE)):
-        pytest.skip("the kernel is for Hopper")
-    columns, experts, tokens = 288, 16, 1000
-    packed = stacked([moved(random_weight("mxfp4", rows, columns, seed), DEVICE) for seed in range(experts)])
-    gate_up = ordered_for_mx_experts(packed)
-    scratch = torch.empty(experts * rows * columns, dtype=BF16, device=DEVICE)
-    for first in range(0, experts, experts_at_once):
-        count = min(experts_at_once, experts - first)
-        widened = mx_expanded.expanded(gate_up, first, count, scratch)
-        assert torch.equal(widened, dequantized_groups(packed)[first : first + count].to(BF16))
-    down = ordered_for_mx_experts(
-        stacked([moved(random_weight("mxfp4", columns, rows // 2, seed), DEVICE) for seed in range(experts)])
-    )
-    x = normal(tokens, columns, dtype=BF16)
-    routing = route(normal(tokens, experts, dtype=BF16, seed=2), 4, normalizes_top_k=True, groups=True)
-    together = mx_experts(x, routing, gate_up, down)
-    monkeypatch.setattr(mx_expanded, "SCRATCH_BYTES", experts_at_once * rows * columns * 2)
-    assert torch.equal(mx_experts(x, routing, gate_up, down), together)
 
 
 def _local(weight: torch.Tensor | GroupedWeight, local: range) -> torch.Tensor | GroupedWeight:

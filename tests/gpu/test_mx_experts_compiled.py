@@ -37,7 +37,7 @@ print_properties(compiled.made)
 
 
 @pytest.mark.parametrize("product", ["gated", "down"])
-@pytest.mark.parametrize("mean_rows", [4, 16, 64, 128])
+@pytest.mark.parametrize("mean_rows", [4, 16, 64, 128, 512])
 def test_products_read_weights_from_registers_beside_other_instructions_when_compiled_for_hopper(
     mean_rows: int, product: str, tmp_path: Path
 ) -> None:

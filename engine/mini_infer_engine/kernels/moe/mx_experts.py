@@ -1,7 +1,7 @@
 """Experts in MXFP4 (OCP Microscaling Formats 1.0) for Hopper: wgmma's left operand are weights, widened in registers.
 
-`mx_widen` widens the values of a word of 16 bits. The four products with x's columns are separate steps, so that no
-value changes its register. Experts of many tokens have their weights widened before (`mx_expanded`).
+`mx_widen` widens them to columns in x's order without moving a value to another thread, so that one product reads a
+whole step: while wgmma multiplies its first columns, the others are widened.
 """
 
 from dataclasses import dataclass
@@ -13,15 +13,13 @@ import triton.language as tl
 from torch import Tensor
 
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight
-from mini_infer_engine.kernels.gemm.mx_order import FACTOR_OF_SCALE, GROUP_COLUMNS, GROUP_WORDS, VALUE_UNIT
+from mini_infer_engine.kernels.gemm.mx_order import FACTOR_OF_SCALE, GROUP_WORDS, VALUE_UNIT
 from mini_infer_engine.kernels.moe.gated import gated
 from mini_infer_engine.kernels.moe.grouped_gemm import tile_of
-from mini_infer_engine.kernels.moe.mx_expanded import expanded_experts
 from mini_infer_engine.kernels.moe.mx_widen import widened_words
 from mini_infer_engine.kernels.moe.route import Routing
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
-_GROUP: tl.constexpr = tl.constexpr(GROUP_COLUMNS)
 _WORDS: tl.constexpr = tl.constexpr(GROUP_WORDS)
 _UNIT: tl.constexpr = tl.constexpr(VALUE_UNIT / FACTOR_OF_SCALE)
 
@@ -83,7 +81,7 @@ def _mx_experts(
         pair = tl.load(pairs + expert.to(tl.int64) * tokens + m, mask=has_row, other=0)
     word = tl.arange(0, BLOCK_WORDS)
     group = tl.arange(0, BLOCK_WORDS // _WORDS)
-    k = word // _WORDS * _GROUP + word % _WORDS  # the columns of the words' first values
+    k = tl.arange(0, 4 * BLOCK_WORDS)
     sources = x + (pair // TOP_K if GATED else pair).to(tl.int64)[:, None] * x_stride + k[None, :]
     number = tl.arange(0, BLOCK_N)
     # One block: without a loop around it ptxas does not let wgmma run beside other instructions.
@@ -103,16 +101,9 @@ def _mx_experts(
             packed = tl.load(values_at + start, mask=inside[:, None] & in_row[None, :], other=0)
             in_groups = group < groups - start // _WORDS
             factors = tl.load(scales_at + start // _WORDS, mask=inside[:, None] & in_groups[None, :], other=0.0)
-            of_x = has_row[:, None] & in_row[None, :]
-            x0 = tl.load(sources + 4 * start, mask=of_x, other=0.0)
-            x1 = tl.load(sources + 4 * start + _WORDS, mask=of_x, other=0.0)
-            x2 = tl.load(sources + 4 * start + 2 * _WORDS, mask=of_x, other=0.0)
-            x3 = tl.load(sources + 4 * start + 3 * _WORDS, mask=of_x, other=0.0)
-            w0, w1, w2, w3 = widened_words(packed, factors, BLOCK_N, BLOCK_WORDS)
-            acc = tl.dot(w0, tl.trans(x0), acc)
-            acc = tl.dot(w1, tl.trans(x1), acc)
-            acc = tl.dot(w2, tl.trans(x2), acc)
-            acc = tl.dot(w3, tl.trans(x3), acc)
+            of_x = has_row[:, None] & (k < 4 * (row_words - start))[None, :]
+            columns = tl.load(sources + 4 * start, mask=of_x, other=0.0)
+            acc = tl.dot(widened_words(packed, factors, BLOCK_N, BLOCK_WORDS), tl.trans(columns), acc)
         acc *= _UNIT
         if bias is not None:
             acc += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)[:, None]
@@ -202,9 +193,6 @@ def mx_experts(
     make_out = torch.zeros if routing.is_local else torch.empty  # no tile writes what experts elsewhere make
     out = make_out((top_k, tokens, hidden), dtype=x.dtype, device=x.device)
     activation: dict[str, Any] = {"limit": swiglu_limit or 0.0, "gelu": gelu}
-    if mean_rows >= _EXPANDED_ROWS:
-        biases = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
-        return expanded_experts(x, routing, gate_up, down, between, out, **biases, **activation)
     mx_product(x, routing, gate_up, between, height, tile, is_gated=True, bias=gate_up_bias, **activation)
     mx_product(between, routing, down, out, height, tile, is_gated=False, bias=down_bias)
     return out
@@ -212,17 +200,13 @@ def mx_experts(
 
 _TILES = {
     16: MXTile(64, 64, 4, 3),
-    32: MXTile(128, 32, 4, 4),
-    64: MXTile(128, 32, 4, 3),
+    32: MXTile(128, 32, 4, 3),
+    64: MXTile(64, 32, 4, 3),
     128: MXTile(128, 32, 8, 3),
+    256: MXTile(128, 16, 8, 3),
 }
 """Tiles of both products by tokens in a tile: near the best for gpt-oss-20b's experts on an H200 at every batch."""
-_EXPANDED_ROWS = 192
-"""The mean number of tokens per expert from which widening weights first pays.
-
-gpt-oss-20b's experts take 3.5 ms for 4,096 tokens by `mx_product` on an H200, and 1.5 ms by grouped GEMM afterwards.
-"""
-_MEAN_ROWS = {16: 10, 32: 20, 64: 96}
+_MEAN_ROWS = {16: 10, 32: 20, 64: 96, 128: 256}
 """The largest mean number of tokens per expert for each height but the last."""
 
 

@@ -41,11 +41,13 @@ _WORDS: tl.constexpr = tl.constexpr(GROUP_WORDS)
 
 @triton.jit
 def widened_words(packed, factors, ROWS: tl.constexpr, WORDS: tl.constexpr):
-    """Returns the first, second, third and fourth values of words [ROWS, WORDS], each times the factor of its group
-    [ROWS, WORDS / GROUP_WORDS], as bf16 [ROWS, WORDS].
+    """Returns the values of words [ROWS, WORDS], times the factors of their groups [ROWS, WORDS / GROUP_WORDS], as bf16
+    [ROWS, 4 * WORDS] in the order of columns.
+
+    A thread has the same two words of a group, and so the columns that wgmma wants of it.
     """
     factors = tl.broadcast_to(factors[:, :, None], (ROWS, WORDS // _WORDS, _WORDS))
-    return tl.inline_asm_elementwise(
+    w0, w1, w2, w3 = tl.inline_asm_elementwise(
         _WIDEN,
         "=&r,=&r,=&r,=&r,r,r",
         [packed, tl.reshape(factors, (ROWS, WORDS))],
@@ -53,3 +55,6 @@ def widened_words(packed, factors, ROWS: tl.constexpr, WORDS: tl.constexpr):
         is_pure=True,
         pack=2,
     )
+    four = tl.join(tl.join(w0, w1), tl.join(w2, w3))  # the last two axes: the low and the high bit of a value's place
+    four = tl.reshape(four, (ROWS, WORDS // _WORDS, _WORDS, 2, 2))
+    return tl.reshape(tl.permute(four, (0, 1, 4, 3, 2)), (ROWS, 4 * WORDS))
