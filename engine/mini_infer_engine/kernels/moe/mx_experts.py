@@ -84,7 +84,7 @@ def _mx_experts(
     k = tl.arange(0, 4 * BLOCK_WORDS)
     sources = x + (pair // TOP_K if GATED else pair).to(tl.int64)[:, None] * x_stride + k[None, :]
     number = tl.arange(0, BLOCK_N)
-    # One block: without a loop around it ptxas does not let wgmma run beside other instructions.
+    # One block: without a loop around it ptxas lets wgmma of some tiles not run beside other instructions.
     for block in tl.range(tl.program_id(0), tl.cdiv(2 * N if GATED else N, BLOCK_N), tl.num_programs(0)):
         if GATED:
             column = block * (BLOCK_N // 2) + number // 2
