@@ -60,6 +60,10 @@ class ObservedWorkload:
     """
     engines: Sequence[ObservedEngine] = ()
     """Every engine of the workload; empty if none needs to drain before it is removed."""
+    restarts: int = 0
+    """Times that its present engines have ended by themselves and were started again."""
+    last_end: str = ""
+    """How one of them ended, in the words of Kubernetes or of the engine; empty if none did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,35 @@ class Failure:
     """The reason, out of the closed set of the contract."""
     message: str
     """The name of the failing engine or pod, with Kubernetes' or the engine's own words."""
+
+
+@dataclass(frozen=True, slots=True)
+class RevisionWindow:
+    """The requests of one revision over all gateways: of the present step, and answers of the whole canary."""
+
+    requests: int = 0
+    errors: int = 0
+    rejected: int = 0
+    copies: int = 0
+    ttft: Sequence[int] = ()
+    """Counts in the buckets of `contract.scaling`, as the next two."""
+    itl: Sequence[int] = ()
+    whole: Sequence[int] = ()
+    replays: int = 0
+    unscored: int = 0
+    divergence_sum: float = 0.0
+    memory_growth_bytes: int = 0
+    """The largest growth of one engine's memory in the last minute, if it grew all the time; else 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedCanary:
+    """Both revisions side by side, as gateways report them."""
+
+    new: RevisionWindow = RevisionWindow()
+    stable: RevisionWindow = RevisionWindow()
+    is_reported: bool = False
+    """True if a gateway has reported lately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +123,5 @@ class Observed:
     """The code by which the newest ready engine computes the model; None if none reports it."""
     model_cache: ModelCacheStatus | None = None
     """The copy of the model on its volume; None if the spec asks for none."""
+    canary: ObservedCanary = ObservedCanary()
+    """What gateways report of a canary."""

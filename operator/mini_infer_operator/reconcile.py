@@ -1,4 +1,4 @@
-"""Runs the operator's loop for one service: read, resolve, observe, plan, apply, report. Backends (cluster,
+"""Runs the operator's loop for one service: read, resolve, observe, judge, plan, apply, report. Backends (cluster,
 this machine) have the side effects.
 """
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from mini_infer_operator.canary.decide import decide_canary
 from mini_infer_operator.observe import Observed
 from mini_infer_operator.parse import InvalidServiceError
 from mini_infer_operator.plan.decisions import decisions
@@ -15,6 +16,7 @@ from mini_infer_operator.resource import InferenceService
 from mini_infer_operator.status import (
     EventType,
     PermanentFailure,
+    canary_transition,
     invalid_status,
     name_turn,
     ready_transition,
@@ -77,15 +79,25 @@ async def reconcile(backend: Backend) -> float | None:
 
     service, preset = resolved.service, preset_in_force(resolved, previous)
     observed = await backend.observe(service)
-    plan = make_plan(service, observed, now)
+    canary = decide_canary(service, observed, previous, now)
+    plan = make_plan(service, observed, now, canary)
     failure = await backend.apply(service, plan)
     for decision in decisions(observed, plan) if failure is None else ():
         backend.record_event(stored, decision.reason, decision.message)
     status = service_status(
-        service, observed, plan, failure, url=backend.url(service), previous=previous, now=now, preset=preset
+        service,
+        observed,
+        plan,
+        failure,
+        url=backend.url(service),
+        previous=previous,
+        now=now,
+        preset=preset,
+        canary=canary,
     )
     await backend.report(stored, status)
-    for transition in (ready_transition(previous, status), name_turn(service, previous, observed.claimants)):
+    turns = (ready_transition(previous, status), name_turn(service, previous, observed.claimants))
+    for transition in (*turns, canary_transition(previous, canary)):
         if transition is not None:
             backend.record_event(stored, *transition)
     if (applied := preset_event(previous, preset)) is not None:

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+from mini_infer_operator.canary.state import CanaryState, read_canary
 from mini_infer_operator.gpus import gpus_of_engine
+from mini_infer_operator.launch import service_revision
 from mini_infer_operator.observe import Failure, Observed
 from mini_infer_operator.plan.plan import Plan
 from mini_infer_operator.resource import (
@@ -46,17 +48,22 @@ def service_status(
     previous: Mapping[str, Any],
     now: datetime,
     preset: PresetStatus | None = None,
+    canary: CanaryState | None = None,
 ) -> dict[str, Any]:
     """Returns the status of a valid service. `previous` is the stored status: a transition time changes only with its
     condition.
     """
     launched = [workload for workload in plan.workloads if workload.launch is not None]
-    look = _look(service, observed, {(workload.role, workload.revision) for workload in launched}, previous)
+    target = plan.target or next((workload.revision for workload in launched), "")
+    running = {(workload.role, workload.revision) for workload in plan.workloads if workload.revision == target}
+    look = _look(service, observed, running, previous)
     verdicts = {
         "Ready": _ready(failure, look, _copying(observed.model_cache)),
         "Available": _available(look.answering),
         **_progress(failure, look, plan),
     }
+    if failure is None and canary is not None:
+        verdicts |= _canary_verdicts(canary, service_revision(service, observed.default_image), verdicts)
     verdicts |= _ownership(service, observed.claimants)
     status = InferenceServiceStatus(
         observed_generation=service.metadata.generation,
@@ -66,6 +73,7 @@ def service_status(
         model_cache=observed.model_cache,
         preset=preset,
         revision=launched[0].revision if launched else None,
+        canary=canary.status() if canary is not None else None,
         replicas=look.existing,
         ready_replicas=look.ready,
         roles=_roles(service, look),
@@ -114,6 +122,37 @@ def ready_transition(previous: Mapping[str, Any], status: Mapping[str, Any]) -> 
         return None
     harmless = after["status"] == "True" or after["reason"] in _HARMLESS
     return after["reason"], after["message"], "Normal" if harmless else "Warning"
+
+
+def canary_transition(previous: Mapping[str, Any], canary: CanaryState | None) -> tuple[str, str, EventType] | None:
+    """Returns reason, message and type of an Event if a canary began, went on to another step, or ended."""
+    before = read_canary(previous)
+    if canary is None or (before and _place(before) == _place(canary)):
+        return None
+    if canary.is_rolled_back:
+        return "CanaryRolledBack", canary.message, "Warning"
+    if canary.phase == "Promoted":
+        return "CanaryPromoted", canary.message, "Normal"
+    if before is None or before.revision != canary.revision:
+        return "CanaryStarted", canary.message, "Normal"
+    return "CanaryStep", canary.message, "Normal"
+
+
+def _place(canary: CanaryState) -> tuple[str, str, int]:
+    return canary.revision, canary.phase, canary.step
+
+
+def _canary_verdicts(canary: CanaryState, revision: str, verdicts: Mapping[str, Verdict]) -> dict[str, Verdict]:
+    """Returns the conditions of a canary that is judged or was rolled back; none if it is over."""
+    if canary.revision != revision or canary.phase == "Promoted":
+        return {}
+    if canary.is_rolled_back:
+        failed = (False, Reason.CANARY_ROLLED_BACK, canary.message)
+        return {"Ready": failed, "Progressing": failed, "Stalled": (True, *failed[1:])}
+    going = (True, Reason.CANARY, canary.message)
+    stalled = {"Progressing": going} if "Stalled" in verdicts else {"Progressing": going, "Reconciling": going}
+    is_ready, reason, message = verdicts["Ready"]
+    return stalled | {"Ready": (is_ready, reason, f"{message}; {canary.message}")}
 
 
 def name_turn(

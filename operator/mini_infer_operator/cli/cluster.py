@@ -67,10 +67,19 @@ async def log_tail(server: ApiServer, namespace: str, pod: str, *, lines: int, p
 
 async def change_spec(server: ApiServer, namespace: str, name: str, change: Mapping[str, Any]) -> Object:
     """Merges `change` into a service's spec (RFC 7396). Returns the service."""
+    return await _merge(server, namespace, name, {"spec": change})
+
+
+async def annotate(server: ApiServer, namespace: str, name: str, annotations: Mapping[str, str | None]) -> Object:
+    """Sets annotations of a service, and removes those that are None. Returns the service."""
+    return await _merge(server, namespace, name, {"metadata": {"annotations": annotations}})
+
+
+async def _merge(server: ApiServer, namespace: str, name: str, change: Mapping[str, Any]) -> Object:
     return await server.request(
         "PATCH",
         path_of(KIND, namespace, name),
         query={"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"},
-        body={"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "spec": change},
+        body={"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, **change},
         content_type="application/merge-patch+json",
     )

@@ -168,19 +168,21 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
 def _add_rollout(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     rollout = commands.add_parser(
         "rollout",
-        help="status, history, undo, restart, pause, resume of a service in a cluster",
+        help="status, history, undo, restart, pause, resume, promote, abort of a service in a cluster",
         description="What `kubectl rollout` does for a Deployment, for an InferenceService.",
     )
     verbs = rollout.add_subparsers(
-        dest="verb", required=True, metavar="status | history | undo | restart | pause | resume"
+        dest="verb", required=True, metavar="status | history | undo | restart | pause | resume | promote | abort"
     )
     for verb, text in (
         ("status", "follow a rollout until the spec runs (exit code 0), or cannot go on (1)"),
         ("history", "the kept revisions, and what each changed"),
         ("undo", "write the spec of an earlier revision; replicas and rollout limits stay"),
         ("restart", "replace every engine by a new one of the same spec, without a gap"),
-        ("pause", "let edits of the spec wait; scaling goes on"),
+        ("pause", "let edits of the spec wait, and a canary stay at its step; scaling goes on"),
         ("resume", "carry out edits again"),
+        ("promote", "let the revision that is judged, or was rolled back, replace the old one now"),
+        ("abort", "roll the revision that is judged back now"),
     ):
         parser = verbs.add_parser(verb, help=text, description=text[0].upper() + text[1:] + ".")
         parser.add_argument("name", metavar="NAME")
@@ -252,6 +254,8 @@ def _rollout(options: argparse.Namespace) -> int:
         return rollout.undo(name, namespace, options.to_revision)
     if options.verb == "restart":
         return rollout.restart(name, namespace)
+    if options.verb in ("promote", "abort"):
+        return rollout.decide(name, namespace, promote=options.verb == "promote")
     return rollout.pause(name, namespace, paused=options.verb == "pause")
 
 

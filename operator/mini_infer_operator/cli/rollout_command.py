@@ -1,18 +1,22 @@
 """Runs `mini-infer rollout`, which is for an InferenceService what `kubectl rollout` is for a Deployment."""
 
 import asyncio
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from mini_infer_operator.cli import cluster
 from mini_infer_operator.cli.cluster import NotFoundError
-from mini_infer_operator.cli.status_command import NOT_READY, in_cluster
+from mini_infer_operator.cli.status_command import FAILED, NOT_READY, in_cluster
 from mini_infer_operator.cli.terminal import printable
 from mini_infer_operator.cli.views import condition, sentence
+from mini_infer_operator.local.requests_file import read_requests, write_requests
+from mini_infer_operator.local.status_file import ROOT, read_statuses
 from mini_infer_operator.objects.history import change_to, differences, pinned_spec, spec_of
-from mini_infer_operator.resource import LABEL_REVISION, NO_PRESET
+from mini_infer_operator.resource import ANNOTATION_ABORT, ANNOTATION_PROMOTE, LABEL_REVISION, NO_PRESET
 from mini_infer_web.kubernetes_api import ApiServer
 
 POLL_S = 1.0
@@ -105,8 +109,61 @@ def restart(name: str, namespace: str) -> int:
     return in_cluster("rollout restart", write)
 
 
+def decide(name: str, namespace: str, *, promote: bool) -> int:
+    """Ends the analysis of a service's canary by hand: promotes the new revision, or rolls it back.
+
+    A revision that was rolled back can still be promoted.
+    """
+    verb = "promote" if promote else "abort"
+    annotation, other = (ANNOTATION_PROMOTE, ANNOTATION_ABORT)[:: 1 if promote else -1]
+    if (here := _here(name)) is not None:
+        revision = judged_revision(here, promote=promote)
+        if revision is None:
+            print(f"mini-infer rollout {verb}: {_no_canary(name, promote=promote)}", file=sys.stderr)
+            return FAILED
+        kept = read_requests(ROOT / name)
+        write_requests(ROOT / name, replace(kept, annotations={annotation: revision}))
+        print(_decided(name, revision, promote=promote))
+        return 0
+
+    async def write(server: ApiServer) -> int:
+        revision = judged_revision(await cluster.service(server, namespace, name), promote=promote)
+        if revision is None:
+            raise NotFoundError(_no_canary(name, promote=promote))
+        await cluster.annotate(server, namespace, name, {annotation: revision, other: None})
+        print(_decided(name, revision, promote=promote))
+        return 0
+
+    return in_cluster(f"rollout {verb}", write)
+
+
+def judged_revision(service: Mapping[str, Any], *, promote: bool) -> str | None:
+    """Returns the revision that can be promoted or aborted now; None if there is none."""
+    canary = (service.get("status") or {}).get("canary") or {}
+    phases = ("Running", "RolledBack") if promote else ("Running",)
+    return canary.get("revision") if canary.get("phase") in phases else None
+
+
+def _here(name: str) -> Mapping[str, Any] | None:
+    """Returns the service if a `mini-infer up` of it runs from this folder."""
+    return next((item for item in read_statuses() if item["metadata"]["name"] == name), None)
+
+
+def _no_canary(name: str, *, promote: bool) -> str:
+    state = "is judged or was rolled back" if promote else "is judged"
+    return f"no revision of {name} {state} now; mini-infer status {name} shows the canary"
+
+
+def _decided(name: str, revision: str, *, promote: bool) -> str:
+    return f"{name}: revision {revision} {'is promoted' if promote else 'is rolled back'}"
+
+
 def pause(name: str, namespace: str, *, paused: bool) -> int:
-    """Pauses or resumes a service's rollouts: edits wait while it is paused."""
+    """Pauses or resumes a service's rollouts: edits wait while it is paused, and a canary stays at its step."""
+    if _here(name) is not None:
+        write_requests(ROOT / name, replace(read_requests(ROOT / name), paused=paused))
+        print(f"{name}: its canary stays at its step" if paused else f"{name}: its canary goes on")
+        return 0
 
     async def write(server: ApiServer) -> int:
         await cluster.service(server, namespace, name)

@@ -14,22 +14,33 @@ _COLUMNS = ("NAMESPACE", "NAME", "READY", "REASON", "ENGINES", "MODEL", "REVISIO
 
 def status_table(services: Iterable[Object], now: datetime) -> list[str]:
     """Returns a line for each service, and below those that are not ready the sentence that says why."""
-    rows, notes = [_COLUMNS], {}
+    rows, notes = [_COLUMNS], dict[int, list[str]]()
     for service in sorted(services, key=lambda item: (item["metadata"]["namespace"], item["metadata"]["name"])):
         metadata, status, ready = service["metadata"], service.get("status") or {}, condition(service, "Ready")
         since = _age(ready.get("lastTransitionTime", metadata.get("creationTimestamp", "")), now)
         cells = (ready.get("status", "Unknown"), ready.get("reason", "NoStatus"), _engines(service))
         model = (status.get("model", "-"), status.get("revision", "-"), since)
         rows.append((metadata["namespace"], metadata["name"], *cells, *model))
-        if ready.get("status") != "True":
-            notes[len(rows) - 1] = sentence(service)
+        notes[len(rows) - 1] = [sentence(service)] if ready.get("status") != "True" else []
+        notes[len(rows) - 1] += canary_lines(service)
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     lines = []
     for number, row in enumerate(rows):
         lines.append("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-        if number in notes:
-            lines.append(f"    {notes[number]}")
+        lines += [f"    {note}" for note in notes.get(number, ())]
     return lines
+
+
+def canary_lines(service: Object) -> list[str]:
+    """Returns what is known of a revision that is judged, with its figures; none otherwise."""
+    canary = (service.get("status") or {}).get("canary") or {}
+    if canary.get("phase") != "Running":
+        return []
+    figures = f"{canary.get('requests', 0)} requests, {canary.get('errors', 0)} failed"
+    if canary.get("divergence") is not None:
+        figures += f", {canary.get('replays', 0)} answers differ by {canary['divergence']} nats a token"
+    head = f"canary {canary.get('revision')} beside {canary.get('stableRevision')}: {canary.get('message', '')}"
+    return [f"{head} ({figures})"]
 
 
 def sentence(service: Object) -> str:
@@ -57,6 +68,7 @@ def explanation(
     for item in status.get("conditions", ()):
         since = _age(item.get("lastTransitionTime", ""), now)
         lines.append(f"  {item['type']}={item['status']} for {since}: {item['reason']}: {item.get('message', '')}")
+    lines += [f"  {line}" for line in canary_lines(service)]
     lines += ["", "Engines"] + [f"  {pod_line(pod, now)}" for pod in pods] + ([] if pods else ["  there are none"])
     for name, text in logs.items():
         last = [line for line in text.splitlines() if line.strip()][-LOG_LINES:]

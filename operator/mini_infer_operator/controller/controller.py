@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mini_infer_operator.controller import gauges
+from mini_infer_operator.controller.canaries import Canaries
 from mini_infer_operator.controller.failed_passes import FailedPasses
 from mini_infer_operator.controller.metrics import OperatorMetrics
 from mini_infer_operator.controller.queue import WorkQueue
@@ -61,12 +62,14 @@ class Controller:
             cache, gateways, events, self.changed, gpus_per_namespace=settings.scaling_gpus_per_namespace
         )
         self._preset_look: asyncio.Handle | None = None
-        self._planning: asyncio.Task[None] | None = None
+        self._canaries = Canaries(gateways, self._queue_again)
+        self._planning: list[asyncio.Task[None]] = []
         self._starts = EngineStarts(metrics.engine_started)
 
         def backend(key: ServiceKey) -> ClusterBackend:
             sources = (running, self._names, peers, implementations, copied, self._scaling.decided, self._starts)
-            return ClusterBackend(api, cache, settings, key[0], key[1], events, self._throttle, *sources)
+            canary = self._canaries.observed
+            return ClusterBackend(api, cache, settings, key[0], key[1], events, self._throttle, *sources, canary)
 
         self._passes = FailedPasses[ServiceKey](backend)
         self._queue: WorkQueue[ServiceKey] | None = None
@@ -85,7 +88,7 @@ class Controller:
         if not key[1]:
             return
         stored = self._cache.get(KIND, *key)
-        self._scaling.update(key, stored if stored is not None and self._is_ours(stored) else None)
+        self._follow(key, stored)
         others = self._names.update(key, stored)
         if self._queue is not None:
             for each in (key, *others):
@@ -113,20 +116,34 @@ class Controller:
         self._queue = WorkQueue(self._work, resync_s=self._settings.resync_s)
         for key in self._cache.keys(KIND):
             stored = self._cache.get(KIND, *key)
-            self._scaling.update(key, stored if stored is not None and self._is_ours(stored) else None)
+            self._follow(key, stored)
             self._queue.add(key)
-        self._planning = asyncio.create_task(self._scaling.run(), name="plan the numbers of engines")
-        self._planning.add_done_callback(_log_failure)
+        self._planning = [
+            asyncio.create_task(self._scaling.run(), name="numbers of engines are planned"),
+            asyncio.create_task(self._canaries.run(), name="canaries are judged"),
+        ]
+        for task in self._planning:
+            task.add_done_callback(_log_failure)
 
     async def stop(self) -> None:
         """Cancels all work and waits for its end."""
-        planning, self._planning = self._planning, None
-        if planning is not None:
-            planning.cancel()
-            await asyncio.gather(planning, return_exceptions=True)
+        planning, self._planning = self._planning, []
+        for task in planning:
+            task.cancel()
+        await asyncio.gather(*planning, return_exceptions=True)
         queue, self._queue = self._queue, None
         if queue is not None:
             await queue.close()
+
+    def _follow(self, key: ServiceKey, stored: Mapping[str, Any] | None) -> None:
+        """Lets the planner and the canaries know a service of ours."""
+        ours = stored if stored is not None and self._is_ours(stored) else None
+        self._scaling.update(key, ours)
+        self._canaries.update(key, ours)
+
+    def _queue_again(self, key: ServiceKey) -> None:
+        if self._queue is not None:
+            self._queue.add(key)
 
     async def _work(self, key: ServiceKey) -> float | None:
         stored = self._cache.get(KIND, *key)
@@ -160,4 +177,4 @@ class Controller:
 
 def _log_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("numbers of engines are planned no more until a restart: %r", error, exc_info=error)
+        log.error("until a restart it is no longer true that %s: %r", task.get_name(), error, exc_info=error)

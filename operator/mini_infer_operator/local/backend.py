@@ -17,17 +17,21 @@ import aiohttp
 import msgspec
 
 from mini_infer_contract.launch import Endpoint, EndpointsFile, PendingEngine, ServiceReport
+from mini_infer_contract.rollouts import GatewayRollouts
 from mini_infer_contract.scaling import GatewayLoads
+from mini_infer_operator.canary.state import read_canary
+from mini_infer_operator.canary.window import CanaryWindow
 from mini_infer_operator.gpus import requests_gpu
 from mini_infer_operator.launch import Launch, grace_s
 from mini_infer_operator.local.commands import engine_command
 from mini_infer_operator.local.gpus import choose_gpus, gpus_of
 from mini_infer_operator.local.peer_key import write_peer_key
 from mini_infer_operator.local.ports import HOST, free_ports
+from mini_infer_operator.local.requests_file import read_requests
 from mini_infer_operator.local.status_file import write_status
 from mini_infer_operator.local.supervise import OrphanReaper, SupervisedProcess, stop, supervise
 from mini_infer_operator.objects.model_implementations import ModelImplementations
-from mini_infer_operator.observe import Observed, ObservedWorkload
+from mini_infer_operator.observe import Observed, ObservedCanary, ObservedWorkload
 from mini_infer_operator.parse import InvalidServiceError, read_file, read_presets
 from mini_infer_operator.plan.limits import times_of
 from mini_infer_operator.plan.plan import Plan, Workload
@@ -95,6 +99,9 @@ class LocalBackend:
         self.peer_key_path = write_peer_key(folder)
         self._endpoints: list[Endpoint] = []
         self._scaler: ServiceScaler | None = None
+        self._window: CanaryWindow | None = None
+        self._launches: dict[tuple[str, str], Launch] = {}
+        """How engines of each role and revision were started: a revision that is rolled back to may need more."""
         self._on_demand = ("", False)
         """The service's model name, and True if it may have no engine."""
         self.status: dict[str, Any] = {}
@@ -120,7 +127,27 @@ class LocalBackend:
             return None
         decided = self._scaler.decided if self._scaler is not None else {}
         spec = planned_spec(self._stored["spec"], self.status, decided)
-        return {**self._stored, "spec": spec, "status": self.status}
+        asked, metadata = read_requests(self._folder), self._stored["metadata"]
+        if asked.paused is not None:
+            spec = {**spec, "rollout": {**(spec.get("rollout") or {}), "paused": asked.paused}}
+        if asked.annotations:
+            metadata = {**metadata, "annotations": {**metadata.get("annotations", {}), **asked.annotations}}
+        return {**self._stored, "metadata": metadata, "spec": spec, "status": self.status}
+
+    @property
+    def has_canary(self) -> bool:
+        """True while a new revision is judged."""
+        state = read_canary(self.status)
+        return state is not None and state.is_running
+
+    def take_rollouts(self, reports: Mapping[str, GatewayRollouts], now_s: float) -> None:
+        """Takes what gateways report of the canary."""
+        state = read_canary(self.status)
+        if self._stored is None or state is None or not state.is_running:
+            return
+        metadata = resolve_service(self._stored, self._presets).service.metadata
+        window = self._window = self._window or CanaryWindow(f"{metadata.namespace}/{metadata.name}")
+        window.take(reports, state.revision, state.stable, state.step, now_s)
 
     @property
     def is_scaled(self) -> bool:
@@ -161,7 +188,8 @@ class LocalBackend:
         now, min_ready = datetime.now(UTC), times_of(service).min_ready
         # why one ended was said when it did
         seen = [observed_processes(*key, running[key], min_ready, now) for key in sorted(running)]
-        return Observed(seen, model_impl=self._model_implementation(service))
+        canary = self._window.observed() if self._window is not None and self.has_canary else ObservedCanary()
+        return Observed(seen, model_impl=self._model_implementation(service), canary=canary)
 
     def _model_implementation(self, service: InferenceService) -> str | None:
         """Returns the code by which the newest ready engine computes, or None if none reports it."""
@@ -208,7 +236,9 @@ class LocalBackend:
     def record_event(
         self, about: Mapping[str, Any], reason: str, message: str, event_type: EventType = "Normal"
     ) -> None:
-        """Does nothing: the lines on the terminal already report each start, end and change of the status."""
+        """Prints decisions on a canary. The lines on the terminal report each start, end and change of the status."""
+        if reason.startswith("Canary"):
+            self._report(f"{reason}: {message}")
 
     async def close(self, limit_s: float) -> None:
         """Ends every engine and waits for it."""
@@ -225,17 +255,20 @@ class LocalBackend:
         if len(mine) > workload.replicas:
             mine.sort(key=lambda engine: (not engine.process.ready, engine.index))
             return mine[workload.replicas :]
-        if workload.launch is not None:
+        launch = workload.launch or self._launches.get(key)
+        if launch is not None:
+            self._launches[key] = launch
             free = (i for i in range(10_000) if i not in {engine.index for engine in mine})
             for _ in range(workload.replicas - len(mine)):
-                self._start(service, workload, workload.launch, next(free), total)
+                self._start(service, workload, launch, next(free), total)
         return []
 
     def _start(self, service: InferenceService, workload: Workload, launch: Launch, index: int, total: int) -> None:
         name = f"{service.metadata.name}-{workload.role}-{workload.revision}-{index}"
         threads = max(1, (os.cpu_count() or 1) // (total * launch.parallelism.ranks))
         used = [engine.gpus for engine in self._engines]
-        gpus = choose_gpus(gpus_of(service.roles[workload.role]), self._gpus, used)
+        role = service.roles.get(workload.role)  # gone if an edit that removed it was rolled back
+        gpus = choose_gpus(gpus_of(role) if role is not None else 0, self._gpus, used)
 
         def make_command() -> Any:
             http_port, events_port, replay_port, transfer_port = free_ports(4)
@@ -337,6 +370,8 @@ def observed_processes(
         unready_since=max(unready, default=None),
         progressed_at=max((process.changed_at for process in processes), default=None),
         available_at=min((since + min_ready for since in ready if since + min_ready > now), default=None),
+        restarts=sum(process.restarts for process in processes),
+        last_end=next((f"{process.name} {process.crash}" for process in processes if process.crash), ""),
     )
 
 

@@ -53,6 +53,10 @@ class SupervisedProcess:
     """Says how the process ended the last time, with its last line; empty while it has not ended, or since it is ready
     again.
     """
+    restarts: int = 0
+    """Times that it ended by itself."""
+    crash: str = ""
+    """How it ended the last time that it did so by itself; empty if it never did."""
     task: "asyncio.Task[None] | None" = field(default=None, repr=False)
 
 
@@ -124,7 +128,8 @@ async def supervise(
         failures = 0 if time.monotonic() - started > STEADY_S else failures + 1
         backoff_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** max(0, failures - 1))
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        words = supervised.last_end = f"{how}: {_last_line(supervised.log)}"
+        words = supervised.last_end = supervised.crash = f"{how}: {_last_line(supervised.log)}"
+        supervised.restarts += 1
         changed(f"{supervised.name} {words}\n  starting it again in {backoff_s:g} s; its log: {supervised.log}")
         await asyncio.sleep(backoff_s)
 

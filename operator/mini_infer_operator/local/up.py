@@ -15,8 +15,10 @@ from pathlib import Path
 
 import aiohttp
 
+from mini_infer_operator.canary.policy import canary_policy
 from mini_infer_operator.controller.queue import WorkQueue
 from mini_infer_operator.local.backend import LocalBackend, file_version, notices, refuse_elsewhere
+from mini_infer_operator.local.canary import follow_canary
 from mini_infer_operator.local.commands import ENGINE, GATEWAY, gateway_command, reachable
 from mini_infer_operator.local.gpus import visible_gpus
 from mini_infer_operator.local.ports import why_busy
@@ -56,8 +58,8 @@ def up(path: Path, host: str, port: int, *, verbose: bool) -> int:
         folder = Path(".mini-infer") / service.metadata.name
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / "lock"):
-            for log in folder.glob("*.log"):
-                log.unlink()
+            for left in (*folder.glob("*.log"), *folder.glob("requests.json")):
+                left.unlink()
             return asyncio.run(_run(path, service, folder.resolve(), host, port, verbose=verbose))
     except (InvalidServiceError, UpError) as error:
         print(f"mini-infer up: {error}", file=sys.stderr)
@@ -74,6 +76,8 @@ async def _run(path: Path, service: InferenceService, folder: Path, host: str, p
     gpus = visible_gpus()
     if not is_loopback(host) and policies_of(service):
         _print_line(f"note: scaling needs the gateway's reports, which --host {host} does not serve: numbers stay")
+    if not is_loopback(host) and canary_policy(service) is not None:
+        _print_line(f"note: a canary needs the gateway's reports, which --host {host} does not serve: promote by hand")
     for line in notices(service, gpus):
         _print_line(f"note: {line}")
     url = f"http://{reachable(host)}:{port}"
@@ -98,6 +102,7 @@ async def _run(path: Path, service: InferenceService, folder: Path, host: str, p
         tasks = [
             asyncio.create_task(_follow_file(path, changed), name="follow the file"),
             asyncio.create_task(follow_gateway(backend, session, url, _print_line, changed), name="scale"),
+            asyncio.create_task(follow_canary(backend, session, url, changed), name="judge canaries"),
             asyncio.create_task(_greet(backend, gateway, url, folder), name="greet"),
         ]
         if verbose:

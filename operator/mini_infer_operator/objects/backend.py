@@ -36,7 +36,7 @@ from mini_infer_operator.objects.peers import needs_peers_secret, peers_secret_n
 from mini_infer_operator.objects.render import render
 from mini_infer_operator.objects.running_requests import RunningRequests
 from mini_infer_operator.objects.scalers import initial_replicas, scaled_spec, scaler_status
-from mini_infer_operator.observe import Observed
+from mini_infer_operator.observe import Observed, ObservedCanary
 from mini_infer_operator.plan.default_image import Change, image_change
 from mini_infer_operator.plan.limits import times_of
 from mini_infer_operator.plan.model_names import ModelNames
@@ -93,11 +93,14 @@ class ClusterBackend:
         copied: CopiedBytes | None = None,
         decided: Callable[[ServiceKey], Mapping[str, int]] = lambda key: {},
         starts: EngineStarts | None = None,
+        canary: Callable[[ServiceKey], ObservedCanary] = lambda key: ObservedCanary(),
     ) -> None:
         """`throttle` None: a new default image rolls out at once. `names` None: no other service claims a name.
 
-        `decided` returns the planner's numbers of engines by role, for roles with `scaling`.
+        `decided` returns the planner's numbers of engines by role, for roles with `scaling`. `canary` returns what
+        gateways report of a service's canary.
         """
+        self._canary = canary
         self._decided = decided
         self._peers = peers or PeerSecrets(api, settings.identity)
         self._api = api
@@ -147,7 +150,10 @@ class ClusterBackend:
         min_ready = times_of(service).min_ready
         observed = observed_of(workloads, self._pods, image, running, min_ready=min_ready, now=datetime.now(UTC))
         implementation = self._model_implementation()
-        seen = replace(observed, claimants=claimants, look_again_s=look_again_s, model_impl=implementation)
+        canary = self._canary((self._namespace, self._name))
+        seen = replace(
+            observed, claimants=claimants, look_again_s=look_again_s, model_impl=implementation, canary=canary
+        )
         return await self._with_model_cache(service, seen)
 
     def _report_starts(self) -> None:

@@ -1,4 +1,4 @@
-"""Reads `GET /scaling` of all replicas of the gateway. A replica that does not answer is left out."""
+"""Reads the reports of all replicas of the gateway. A replica that does not answer is left out."""
 
 import asyncio
 import logging
@@ -6,9 +6,11 @@ import re
 import socket
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import aiohttp
 
+from mini_infer_contract.rollouts import ROLLOUTS_PATH, GatewayRollouts
 from mini_infer_contract.scaling import SCALING_PATH, GatewayLoads
 from mini_infer_operator.objects.engine_answers import read_answer
 
@@ -18,6 +20,8 @@ MOST_REPLICAS = 100
 """Replicas that are asked, of more addresses the first: a name may resolve to anything."""
 RESOLVE_EVERY_S = 5.0
 RESOLVE_TIMEOUT_S = 2.0
+
+Report = TypeVar("Report")
 
 log = logging.getLogger(__name__)
 
@@ -40,14 +44,19 @@ class GatewayLoadReader:
         self._resolved_s = float("-inf")
 
     async def read(self) -> dict[str, GatewayLoads]:
-        """Returns the reports by the replica's URL; empty if none answers."""
+        """Returns the reports of `GET /scaling` by the replica's URL; empty if none answers."""
+        return await self._read(SCALING_PATH, GatewayLoads)
+
+    async def rollouts(self) -> dict[str, GatewayRollouts]:
+        """Returns the reports of `GET /rollouts` by the replica's URL; empty if none answers."""
+        return await self._read(ROLLOUTS_PATH, GatewayRollouts)
+
+    async def _read(self, path: str, kind: type[Report]) -> dict[str, Report]:
         if self._clock() - self._resolved_s >= RESOLVE_EVERY_S:
             self._resolved_s = self._clock()
             await self._resolve()
-        kind, most = GatewayLoads, LONGEST_REPORT_BYTES
-        answers = await asyncio.gather(
-            *(read_answer(self._session, url + SCALING_PATH, kind, most) for url in self._urls)
-        )
+        most = LONGEST_REPORT_BYTES
+        answers = await asyncio.gather(*(read_answer(self._session, url + path, kind, most) for url in self._urls))
         return {url: answer for url, answer in zip(self._urls, answers, strict=True) if answer is not None}
 
     async def _resolve(self) -> None:

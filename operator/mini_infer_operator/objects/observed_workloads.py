@@ -122,6 +122,8 @@ def _with_times(
         unready_since=_latest(unready_since),
         progressed_at=_latest([created, last_step, *ready_since]),
         unschedulable_since=min((at for pod in pods if (at := _unschedulable_since(pod))), default=None),
+        restarts=sum(container.get("restartCount", 0) for pod in pods for container in _containers(pod)),
+        last_end=next((end for pod in pods for container in _containers(pod) if (end := _end_of(pod, container))), ""),
     )
 
 
@@ -183,6 +185,18 @@ def _was_ready(pod: Object) -> bool:
 def _unschedulable_since(pod: Object) -> datetime | None:
     condition = _condition(pod, "PodScheduled")
     return _since(pod, "PodScheduled") if condition.get("reason") == "Unschedulable" else None
+
+
+def _containers(pod: Object) -> Sequence[Object]:
+    return (pod.get("status") or {}).get("containerStatuses") or ()
+
+
+def _end_of(pod: Object, container: Object) -> str:
+    """Returns how a container ended the last time, such as `pod demo-1: OOMKilled, exit code 137`; "" if it did not."""
+    ended = (container.get("lastState") or {}).get("terminated") or {}
+    if not ended:
+        return ""
+    return f"pod {pod['metadata']['name']}: {ended.get('reason') or 'ended'}, exit code {ended.get('exitCode', '?')}"
 
 
 def _condition(pod: Object, kind: str) -> Object:

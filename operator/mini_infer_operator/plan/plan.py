@@ -1,9 +1,11 @@
 """Computes what should run for a service, given what runs. Pure, and the same for a cluster and for local processes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from mini_infer_operator.canary.decide import engines_of
+from mini_infer_operator.canary.state import CanaryState
 from mini_infer_operator.launch import Launch, launch_of, service_revision
 from mini_infer_operator.observe import Observed, ObservedWorkload
 from mini_infer_operator.plan.drain import drain
@@ -20,6 +22,10 @@ from mini_infer_operator.resource import ANSWERING_ROLES, InferenceService
 
 DRAIN_POLL_S = 2.0
 """Seconds between two requests to a draining engine for the number of requests that it still runs."""
+CANARY_POLL_S = 2.0
+"""Seconds between two judgements of a canary."""
+ANNOUNCED_S = 0.5
+"""Seconds from the announcement of a canary until its engines are started: gateways have read it by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,32 +51,60 @@ class Plan:
     """True if the engines that the spec asks for made no progress for longer than the deadline."""
     look_again_s: float = float("inf")
     """Seconds until the plan may change although nothing else does."""
+    target: str = ""
+    """The revision that is to run: the spec's own, unless that was rolled back."""
 
 
-def make_plan(service: InferenceService, observed: Observed, now: datetime) -> Plan:
+def make_plan(service: InferenceService, observed: Observed, now: datetime, canary: CanaryState | None = None) -> Plan:
     """Computes the next state to bring about. Calling it again after each step leads, step by step, to what the spec
     asks for.
+
+    A `canary` that is judged keeps the old revision beside the new one; one that was rolled back keeps it in its place.
     """
     current, times = service_revision(service, observed.default_image), times_of(service)
-    parts = [_part(service, name, roles, observed, current, now) for name, roles in _PARTS.items()]
-    states = {part.name: part.state(times.deadline, now) for part in parts}
-    desired = next_replicas_of_roles(current, states)
+    target = canary.target(current) if canary is not None else current
+    parts = [_part(service, name, roles, observed, target, now) for name, roles in _PARTS.items()]
+    states = {part.name: _with_canary(part.state(times.deadline, now), canary, target) for part in parts}
+    stable = canary.stable if canary is not None and canary.is_running else None
+    desired = next_replicas_of_roles(target, states, stable)
     workloads: list[Workload] = []
     overdue, moments, draining = False, list[datetime](), set[str]()
     for part in parts:
-        drained = drain(desired[part.name], current, part.seen, part.desired + part.limits.surge, now)
+        drained = drain(desired[part.name], target, part.seen, part.desired + part.limits.surge, now)
         draining |= drained.going
-        for revision, replicas in drained.replicas.items():
+        # what was rolled back stays as what the spec asks for, without engines
+        planned = {current: 0} if target != current and part.role is not None else {}
+        for revision, replicas in {**planned, **drained.replicas}.items():
             if revision != current:
-                workloads.append(Workload(part.seen[revision].role, revision, replicas, None))
+                if revision in part.seen:
+                    workloads.append(Workload(part.seen[revision].role, revision, replicas, None))
             elif part.role is not None:
                 launch = launch_of(service, part.role, observed.default_image)
                 workloads.append(Workload(part.role, revision, replicas, launch))
-        overdue |= _overdue(part.seen.get(current), part.desired, times.deadline, now)
+        if stable is None:  # a canary has fewer engines than the role wants, and a deadline in its analysis
+            overdue |= _overdue(part.seen.get(target), part.desired, times.deadline, now)
         moments += [moment for workload in part.seen.values() for moment in _moments(workload, times.deadline)]
     coming = [(moment - now).total_seconds() for moment in moments if moment > now]
-    look_again_s = min([observed.look_again_s, *coming, *([DRAIN_POLL_S] if draining else ())])
-    return Plan(workloads, times, frozenset(draining), overdue, look_again_s)
+    polls = [DRAIN_POLL_S] if draining else []
+    polls += [CANARY_POLL_S if canary.announced else ANNOUNCED_S] if canary is not None and canary.is_running else []
+    look_again_s = min([observed.look_again_s, *coming, *polls])
+    return Plan(workloads, times, frozenset(draining), overdue, look_again_s, target)
+
+
+def _with_canary(state: RoleState, canary: CanaryState | None, target: str) -> RoleState:
+    """Returns the role with the limits of a canary: what was rolled back, or is older, is never needed."""
+    if canary is None or canary.phase == "Promoted":
+        return state
+    trusted = {target, canary.stable}
+    seen = {
+        revision: count if revision in trusted else replace(count, available=0, worked=False)
+        for revision, count in state.seen.items()
+    }
+    if not canary.is_running:
+        return replace(state, seen=seen)
+    unavailable = min(state.limits.unavailable, max(0, state.desired - 1))  # one old engine to compare with
+    limits = Limits(state.limits.surge, unavailable)
+    return replace(state, seen=seen, limits=limits, most_new=engines_of(canary, state.desired))
 
 
 _PARTS = {"prefill": ("prefill",), "answering": ANSWERING_ROLES}

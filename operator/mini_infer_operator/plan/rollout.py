@@ -58,9 +58,13 @@ class RoleState:
     limits: Limits = Limits()
     is_starved: bool = False
     """True if no node has room for a new engine of the role."""
+    most_new: int | None = None
+    """The most engines of the new revision while it is judged as a canary; None without a limit."""
 
 
-def next_replicas_of_roles(revision: str, roles: Mapping[str, RoleState]) -> dict[str, dict[str, int]]:
+def next_replicas_of_roles(
+    revision: str, roles: Mapping[str, RoleState], kept_first: str | None = None
+) -> dict[str, dict[str, int]]:
     """Returns the replicas that should exist now, by role and revision: `next_replicas` for each role, with roles in
     step.
 
@@ -70,17 +74,25 @@ def next_replicas_of_roles(revision: str, roles: Mapping[str, RoleState]) -> dic
     goes on. If a role finds no room for new engines, the others do not wait for it: the room that it needs may be what
     they could free. If the new revision has no engines of a role, the old engines of that role stay until the new
     revision is complete.
+
+    `kept_first` is the old revision that is kept before all others; the one that has most available if None. While a
+    role limits the engines of the new revision, old ones stay beside those that the surge has room for.
     """
-    order = _most_available_first(revision, roles)
+    order = sorted(_most_available_first(revision, roles), key=lambda name: name != kept_first)
     starved = any(role.is_starved for role in roles.values())
     complete = starved or all(_new(role, revision) >= role.desired for role in roles.values())
     result = {}
     for name, role in roles.items():
         shares = [] if starved else [_share(role.desired, other, revision) for other in roles.values()]
         covered = min([_new(role, revision), *shares])
+        if role.most_new is not None:
+            extra = role.limits.unavailable + (0 if role.is_starved else role.limits.surge)
+            covered = max(0, min(covered, role.most_new - extra))
         seen = {each: role.seen[each] for each in order if each in role.seen}
         if role.desired or complete:
             result[name] = next_replicas(role.desired, revision, seen, role.limits, covered)
+            if role.most_new is not None:
+                result[name][revision] = min(result[name][revision], role.most_new)
         else:
             kept = {each: count.replicas_with(count.available) for each, count in seen.items() if each != revision}
             result[name] = {each: count for each, count in kept.items() if count} | {revision: 0}

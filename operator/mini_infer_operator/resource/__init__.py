@@ -18,6 +18,7 @@ from mini_infer_contract.resource_names import (
     PLURAL,
     VERSION,
 )
+from mini_infer_operator.resource.canary import Canary, CanaryAnalysis, CanaryAnswers, CanaryStep
 from mini_infer_operator.resource.devices import is_gpu
 from mini_infer_operator.resource.environment import EnvironmentVariable
 from mini_infer_operator.resource.kv_cache import KvCache
@@ -25,8 +26,10 @@ from mini_infer_operator.resource.parallelism import Parallelism
 from mini_infer_operator.resource.preset import InferencePreset, InferencePresetSpec, PresetMatch
 from mini_infer_operator.resource.quantity import QUANTITY_PATTERN, Quantity, parse_quantity
 from mini_infer_operator.resource.reserved import (
+    ANNOTATION_ABORT,
     ANNOTATION_DRAINING_SINCE,
     ANNOTATION_IGNORE_MANAGERS,
+    ANNOTATION_PROMOTE,
     ANNOTATION_SERVICE_CREATED,
     ANSWERING_ROLES,
     FIELD_MANAGER,
@@ -61,6 +64,7 @@ from mini_infer_operator.resource.spec import (
 )
 from mini_infer_operator.resource.status import (
     REASONS,
+    CanaryStatus,
     Condition,
     InferenceServiceStatus,
     ModelCacheStatus,
@@ -70,10 +74,12 @@ from mini_infer_operator.resource.status import (
 )
 
 __all__ = [
+    "ANNOTATION_ABORT",
     "ANNOTATION_DRAINING_SINCE",
     "ANNOTATION_IGNORE_MANAGERS",
     "ANNOTATION_MODEL",
     "ANNOTATION_PEER_AUTH",
+    "ANNOTATION_PROMOTE",
     "ANNOTATION_SERVICE_CREATED",
     "ANSWERING_ROLES",
     "FIELD_MANAGER",
@@ -100,6 +106,11 @@ __all__ = [
     "STATUS_FIELD_MANAGER",
     "VERSION",
     "ApiModel",
+    "Canary",
+    "CanaryAnalysis",
+    "CanaryAnswers",
+    "CanaryStatus",
+    "CanaryStep",
     "Condition",
     "DisruptionBudget",
     "EngineSpec",

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
+from mini_infer_operator.resource.canary import Canary
 from mini_infer_operator.resource.rules import ApiModel, Rule
 
 PERCENTAGE_PATTERN = r"^(100|[1-9]?[0-9])%$"
@@ -58,6 +59,10 @@ class Rollout(ApiModel):
     """Engines below `replicas` that a rollout may stop before their successors are available, as a number or a
     percentage rounded down. If left out: 0 as long as the cluster has room for a new engine beside the old ones, and 1
     where a new engine cannot be scheduled (a full cluster). Write 0 where an autoscaler adds nodes on demand."""
+    canary: Canary | None = None
+    """Judges a new revision by a share of the requests before it replaces the old one, and rolls it back if it fails;
+    left out, a new revision replaces the old one as soon as its engines are ready. Needs the gateway of this project.
+    """
     on_default_image: Literal["Roll", "Keep"] | None = None
     """The effect of a new default image of the operator on a service that names none: Roll (if left out) replaces the
     engines when it is the service's turn, Keep stays with the image until the spec is edited.

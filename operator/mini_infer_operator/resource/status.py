@@ -22,6 +22,10 @@ class Reason:
     AVAILABLE = "Available"
     NONE_AVAILABLE = "NoneAvailable"
     COMPLETE = "Complete"
+    CANARY = "Canary"
+    """A new revision gets a share of the requests and is judged; status.canary has the step and the figures."""
+    CANARY_ROLLED_BACK = "CanaryRolledBack"
+    """The new revision failed its analysis; the old one serves. Edit the spec, or promote the revision by hand."""
     PAUSED = "Paused"
     """spec.rollout.paused is true: edits wait."""
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
@@ -137,6 +141,43 @@ class PresetStatus(ApiModel):
     """Fields of spec that the preset sets, such as unified.engine.maxModelLen; all others are the service's own."""
 
 
+class CanaryStatus(ApiModel):
+    """The revision that was judged last."""
+
+    phase: Literal["Running", "Promoted", "RolledBack"]
+    """Running: it is judged. Promoted: it replaces the old one, or has. RolledBack: the old one serves."""
+    revision: str = Field(max_length=63)
+    """The new revision."""
+    stable_revision: str = Field(max_length=63)
+    """The old one, which it is compared with."""
+    step: int = Field(default=0, ge=0)
+    """The present or last step, from 1."""
+    steps: int = Field(default=0, ge=0)
+    """The number of steps."""
+    step_began: str | None = None
+    """The time at which the step began; none while engines are missing for it."""
+    weight: int = Field(default=0, ge=0, le=100)
+    """Percentage of the sessions whose requests the new revision answers."""
+    mirror: int = Field(default=0, ge=0, le=100)
+    """Percentage of the requests of which it gets copies."""
+    replay: bool = False
+    """True if gateways have it score answers of the old revision."""
+    reason: str = Field(default="", max_length=64)
+    """The reason of the last decision in one word."""
+    message: str = Field(default="", max_length=1024)
+    """The last decision as a sentence, with the figure that decided."""
+    requests: int = Field(default=0, ge=0)
+    """Requests that the new revision's engines have ended in this step, copies included."""
+    errors: int = Field(default=0, ge=0)
+    """Those that they failed."""
+    replays: int = Field(default=0, ge=0)
+    """Answers of the old revision that they have scored."""
+    divergence: str | None = Field(default=None, max_length=16)
+    """Mean absolute difference of log probabilities over these answers, in nats a token."""
+    observed_at: str | None = None
+    """The time of these figures."""
+
+
 class InferenceServiceStatus(ApiModel):
     """The state that the operator last observed."""
 
@@ -157,6 +198,8 @@ class InferenceServiceStatus(ApiModel):
     """The preset that applies, and the fields that it sets."""
     revision: str | None = None
     """The revision that the spec asks for."""
+    canary: CanaryStatus | None = None
+    """The revision that was judged last, if the spec has rollout.canary."""
     replicas: int = Field(default=0, ge=0)
     """Engines that exist, of all revisions."""
     ready_replicas: int = Field(default=0, ge=0)
