@@ -7,7 +7,8 @@
 Groups, with random weights:
 - ranks:MODEL:N+vllmN: our engine and vLLM with so many tensor-parallel ranks; the loads of tensor_parallel.py.
 - offline:MODEL:GB: our engine and vLLM with a KV cache of so many GB each; W1, time between tokens, first tokens.
-- transformers:MODEL:GB: the same, both by transformers' code of the model, and our engine by its own file of it.
+- transformers:MODEL:GB: both by transformers' code of the model, and our engine by its own file of it; time between
+  tokens.
 - latent: DeepSeek-V2-Lite's shape, both engines from one checkpoint; W1, time between tokens, first tokens.
 - speculation:METHOD+METHOD:P+P: a 7B shape with a draft of 0.5B's, a head (vLLM's is one of EAGLE-3) or prompt look-up
   (ngram), of whose guesses a share of P is right, and without guesses; tokens a second at batch 1, 8 and 32, by
@@ -107,7 +108,8 @@ def through_transformers(group: Group, root: Path, budget: Budget, stack: ExitSt
     """Both by transformers' code, and ours by its own file."""
     own = offline(group, root, budget, stack, smoke)
     starts = dict[str, Start]()
-    for label, (function, (engine, folder, settings, *rest)) in own.items():
+    for label, (function, (engine, folder, settings, *_)) in own.items():
+        rest = (smoke, None, "itl")
         if engine == "ours":
             starts[f"{label}, own file"] = (function, (engine, folder, settings, *rest))
         starts[f"transformers {label}"] = (function, (engine, folder, settings | {"model_impl": "transformers"}, *rest))
