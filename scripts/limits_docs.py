@@ -119,6 +119,7 @@ _IMAGES = "mini_infer_engine.text.images"
 _RESPONSES = "mini_infer_apis.stored_responses"
 _REPLAYS = "mini_infer_engine.core_process.replays"
 _TRANSFER = "mini_infer_engine.kv_transfer"
+_WEIGHTS = "mini_infer_engine.weight_transfer"
 _UPSTREAM = "mini_infer_gateway.http.upstream"
 _MEMORY = "mini_infer_gateway.memory"
 _CONSOLE = "mini_infer_gateway.console"
@@ -565,6 +566,19 @@ SECTIONS: dict[str, Sequence[Limit]] = {
         constant("a grant", f"{_TRANSFER}.consumer:_GRANT_S", as_seconds, "computed here"),
         constant("tokens of a message", f"{_TRANSFER}.protocol.wire:_MAX_TOKENS", as_count, "the message is dropped"),
     ],
+    "Weights of an engine (5560 and the ports above it)": [
+        constant("engines that are sent weights at once", f"{_WEIGHTS}.sender:MAX_SESSIONS", as_count, "refused: busy"),
+        constant("connections of one of them", f"{_WEIGHTS}.sender:MAX_CONNECTIONS", as_count, "closed"),
+        constant("connections without a ticket", f"{_WEIGHTS}.sender:_MAX_UNKNOWN", as_count, "closed"),
+        constant("until a connection shows its ticket", f"{_WEIGHTS}.sender:_TICKET_S", as_seconds, "closed"),
+        constant("a peer that reads nothing", f"{_WEIGHTS}.sender:_SOCKET_S", as_seconds, "closed"),
+        constant("a ticket that is not used", f"{_WEIGHTS}.sender:SESSION_S", as_seconds, "it ends"),
+        constant("a piece of a tensor", f"{_WEIGHTS}.pieces:PIECE_BYTES", as_bytes, "the next piece begins"),
+        constant("tensors of a manifest", f"{_WEIGHTS}.messages:MAX_TENSORS", as_count, "files are read"),
+        constant("peers that are asked", f"{_WEIGHTS}.client:MAX_PEERS", as_count, "others are not"),
+        constant("an answer of a peer", f"{_WEIGHTS}.client:HELLO_S", as_seconds, "files are read"),
+        constant("a peer that sends nothing", f"{_WEIGHTS}.decisions:STALL_S", as_seconds, "files are read"),
+    ],
     "Files of models": [
         constant("tokenizer, template, config", "mini_infer_prompts.prompt:MAX_FILE_BYTES", as_bytes, "the start ends"),
         constant(
@@ -638,7 +652,7 @@ def page() -> str:
 
 def _sockets() -> Iterator[str]:
     """The table of ZMQ sockets, each with its row of zmq_limits.TABLE."""
-    yield "## ZMQ sockets (5557, 5558, 5559 and those between processes)\n"
+    yield "## ZMQ sockets (5557 to 5560 and those between processes)\n"
     yield "Rows of [zmq_limits.py](../process/mini_infer_process/zmq_limits.py). A longer frame closes its connection"
     yield "before memory is taken. Queues count the messages of one peer; 0: another limit bounds them."
     yield f"A handshake may take {as_seconds(zmq_limits.HANDSHAKE_MS / 1000)}.\n"

@@ -110,6 +110,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A folder whose files requests may name as images by file URLs; everybody who may send requests can read them."""
     load_format: Annotated[Literal["auto", "safetensors", "dummy"], _model()] = "auto"
     """auto, safetensors: the model's weights; dummy: random ones, for benchmarks, where only config.json is needed."""
+    weights_from: Annotated[Literal["auto", "peers", "files"], _model()] = "auto"
+    """Source of weights where other engines of the service are known (--weights-peers); peers: from one that has the
+    same tensors; auto: the same unless files are fast; files: never. Files are read after any fault of a peer.
+    """
     attention_backend: Annotated[Literal["auto", "torch", "flash", "triton"], _batching()] = "auto"
     """Kernels that compute attention; auto: Triton on a GPU; flash: flash-attn for prompts; torch: slow reference."""
     device: Annotated[Literal["auto", "cpu", "cuda"], _model()] = "auto"

@@ -13,6 +13,11 @@ REPLAY_PORT = 5558
 """ZMQ ROUTER: replay of KV events by sequence number (vLLM's default port)."""
 TRANSFER_PORT = 5559
 """ZMQ: control of KV transfers."""
+WEIGHTS_PORT = 5560
+"""ZMQ: control of the first rank's weights; their bytes use the port above it, and further ranks the next two."""
+WEIGHTS_PORT_ENV = "MINI_INFER_WEIGHTS_PORT"
+WEIGHTS_PEERS_ENV = "MINI_INFER_WEIGHTS_PEERS"
+"""Environment variables in place of --weights-port and --weights-peers, which engines older than the operator lack."""
 RENDEZVOUS_PORT = 29500
 """Port at which the ranks of an engine that spans nodes find each other (torch.distributed's store, at the group's
 leader).

@@ -65,6 +65,22 @@ TRANSFER_CLIENT: Final = SocketLimits(
     send_queue=10_000,
     at_limit="the message is dropped, and its transfer ends by its own time-out",
 )
+WEIGHTS: Final = SocketLimits(
+    socket="engine, weights (ROUTER)",
+    max_message_bytes=4 * _KiB,
+    receive_queue=16,
+    send_queue=64,
+    at_limit="the message is dropped, and the engine that starts reads files",
+)
+"""Requests carry an identity or a ticket; a manifest goes the other way."""
+WEIGHTS_CLIENT: Final = SocketLimits(
+    socket="engine, weights of another engine (DEALER)",
+    max_message_bytes=64 * _MiB,
+    receive_queue=4,
+    send_queue=16,
+    at_limit="the message is dropped, and the engine that starts reads files",
+)
+"""A manifest has a hundred bytes for each tensor, and digests 34 for each piece."""
 SUBSCRIBER: Final = SocketLimits(
     socket="gateway, events of one engine (SUB)",
     max_message_bytes=4 * _MiB,
@@ -88,4 +104,4 @@ LOCAL: Final = SocketLimits(
     at_limit="queues are bounded by admission (--max-waiting, --max-num-seqs); a snapshot is the largest message",
 )
 
-TABLE: Final = (EVENTS, REPLAY, TRANSFER, TRANSFER_CLIENT, SUBSCRIBER, REPLAY_CLIENT, LOCAL)
+TABLE: Final = (EVENTS, REPLAY, TRANSFER, TRANSFER_CLIENT, WEIGHTS, WEIGHTS_CLIENT, SUBSCRIBER, REPLAY_CLIENT, LOCAL)

@@ -22,5 +22,5 @@ def test_paths_and_ports_are_unique() -> None:
     paths = [value for name, value in vars(launch).items() if name.endswith("_PATH")]
     ports = [value for name, value in vars(launch).items() if name.endswith("_PORT")]
     assert len(paths) == len(set(paths)) >= 6
-    assert len(ports) == len(set(ports)) == 5
+    assert len(ports) == len(set(ports)) == 6
     assert all(path.startswith("/") for path in paths)

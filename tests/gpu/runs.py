@@ -14,6 +14,7 @@ from mini_infer_engine.runtime import model_runner
 from mini_infer_engine.runtime.cpu.executor import TorchExecutor
 from mini_infer_engine.runtime.cuda.executor import CudaExecutor
 from mini_infer_engine.runtime.model_runner import ModelRunner
+from mini_infer_engine.weight_transfer.exchange import NO_EXCHANGE, WeightExchange
 
 DEFAULTS: dict[str, Any] = {
     "dtype": "float32",
@@ -29,12 +30,14 @@ def make_settings(directory: Path, **changes: Any) -> EngineSettings:
     return EngineSettings(model=str(directory), **(DEFAULTS | changes))
 
 
-def make_runner(settings: EngineSettings, group: RankGroup = ALONE_IN_GROUP) -> ModelRunner:
+def make_runner(
+    settings: EngineSettings, group: RankGroup = ALONE_IN_GROUP, weights: WeightExchange = NO_EXCHANGE
+) -> ModelRunner:
     """With kernels, or with torch on the same device where `attention_backend` says so."""
     kind = TorchExecutor if settings.attention_backend == "torch" else CudaExecutor
     directory = Path(settings.model)
     config = read_config(directory, reads_images=True)
-    return model_runner.make_runner(settings, config, directory, kind, group)
+    return model_runner.make_runner(settings, config, directory, kind, group, weights=weights)
 
 
 def make_engine(settings: EngineSettings, runner: ModelRunner, eos: tuple[int, ...] = ()) -> Engine:

@@ -22,6 +22,8 @@ HUGE = 500_000_000
         (zmq_limits.REPLAY, zmq.ROUTER, zmq.DEALER),
         (zmq_limits.TRANSFER, zmq.ROUTER, zmq.DEALER),
         (zmq_limits.TRANSFER_CLIENT, zmq.DEALER, zmq.DEALER),
+        (zmq_limits.WEIGHTS, zmq.ROUTER, zmq.DEALER),
+        (zmq_limits.WEIGHTS_CLIENT, zmq.DEALER, zmq.DEALER),
         (zmq_limits.SUBSCRIBER, zmq.SUB, zmq.PUB),
         (zmq_limits.REPLAY_CLIENT, zmq.DEALER, zmq.DEALER),
     ],

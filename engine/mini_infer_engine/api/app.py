@@ -246,7 +246,8 @@ async def _ready(state: ApiServerState) -> Response:
         "pipeline_parallel_size": model.pipeline_parallel_size,
         "data_parallel_size": model.data_parallel_size,
     }
-    return json_response(body | sizes)
+    weights = {"weights": model.weights} if model.weights.num_bytes else {}
+    return json_response(body | sizes | weights)
 
 
 async def _metrics(state: ApiServerState) -> Response:

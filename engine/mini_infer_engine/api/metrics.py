@@ -14,6 +14,7 @@ from mini_infer_contract import metrics as names
 from mini_infer_engine.api import vllm_metric_names
 from mini_infer_engine.api.histogram import LATENCY_BUCKETS_S, SIZE_BUCKETS, Histogram
 from mini_infer_engine.api.kv_transfer_metrics import kv_transfer_families
+from mini_infer_engine.api.start_metrics import start_families
 from mini_infer_engine.api.vllm_metrics import VllmMetrics
 from mini_infer_engine.core.stats import EngineStats
 from mini_infer_engine.core_process.messages import ModelInfo
@@ -126,6 +127,7 @@ class ServerMetrics(Collector):
             for tag, num_bytes in self.model.device_memory.items():
                 memory.add_metric([tag], num_bytes)
             yield memory
+            yield from start_families(self.model, stats)
         if self.model is not None and self.model.kernels:
             kernels = GaugeMetricFamily(
                 names.ENGINE_KERNELS_INFO, "The kernels in force.", labels=list(self.model.kernels)

@@ -47,6 +47,8 @@ class EngineStats:
     prefill_tokens_per_s: float = 0.0
     """Gauge: recent rate of passes with prompts; 0 before any was measured."""
     kv_transfer: KVTransferStats = NO_TRANSFERS
+    weights_sent_bytes: int = 0
+    """Bytes of weights sent to engines that start."""
 
     @classmethod
     def total(cls, parts: Sequence["EngineStats"]) -> "EngineStats":

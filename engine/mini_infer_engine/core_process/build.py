@@ -35,6 +35,7 @@ from mini_infer_engine.kv_transfer.transports.open_transport import open_transpo
 from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.pooling.engine import PoolingEngine
 from mini_infer_engine.pooling.engine_choice import runs_in_pooling_engine
+from mini_infer_engine.weight_transfer.exchange import NO_EXCHANGE, ServedWeights, WeightExchange
 from mini_infer_process.interpreter import no_collection
 from mini_infer_prompts.prompt import PromptAssets
 from mini_infer_prompts.tokenizer_files import load_tokenizer
@@ -57,6 +58,8 @@ class BuiltEngine:
     memory: KVMemory
     """The page pool, for KV transfer; in a tensor-parallel group the first rank's."""
     open_transport: OpenTransport
+    weight_server: ServedWeights | None = None
+    """The server of the first rank's weights; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +77,14 @@ def build_engine(
     record_events: bool = True,
     watched: "Watched | None" = None,
     moves_kv: bool = False,
+    weights: WeightExchange = NO_EXCHANGE,
 ) -> BuiltEngine | BuiltPoolingEngine:
     """Loads the model and creates its engine. Raises ValueError with the reason if the model or the settings are at
     fault.
 
     `watched` reports the end of a group of ranks to this process, beside the engine's exceptions. `moves_kv` prepares
-    the engine to exchange keys and values with other engines.
+    the engine to exchange keys and values with other engines. `weights` names engines from which weights may come, and
+    the port at which they are served.
     """
     if dry_run is not None:
         return _build_dry(settings, dry_run, record_events)
@@ -87,7 +92,7 @@ def build_engine(
     fields = Fields.read(folder / "config.json").overridden(parse_hf_overrides(settings.hf_overrides))
     if runs_in_pooling_engine(fields, folder, settings.model_impl):
         return _build_pooling(settings, folder, fields, record_events, moves_kv=moves_kv)
-    return _build_real(settings, record_events, watched, moves_kv)
+    return _build_real(settings, record_events, watched, moves_kv, weights)
 
 
 def _build_dry(settings: EngineSettings, dry_run: DryRun, record_events: bool) -> BuiltEngine:
@@ -118,9 +123,9 @@ def _build_dry(settings: EngineSettings, dry_run: DryRun, record_events: bool) -
 
 
 def _build_real(
-    settings: EngineSettings, record_events: bool, watched: "Watched | None", moves_kv: bool
+    settings: EngineSettings, record_events: bool, watched: "Watched | None", moves_kv: bool, weights: WeightExchange
 ) -> BuiltEngine:
-    runner = _load(settings, watched, moves_kv)
+    runner = _load(settings, watched, moves_kv, weights)
     config = runner.config
     revision = f"{settings.model}@{settings.revision or ''}"
     folder = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
@@ -141,8 +146,8 @@ def _build_real(
     if not runner.kv_cache.is_uniform:
         pages = runner.kv_cache.most_pages(runner.max_model_len, runner.page_size, runner.settings.chunk_tokens)
         model = msgspec.structs.replace(model, kv_cache_tokens=runner.num_pages * runner.max_model_len // pages)
-    weights = settings.quantization or ("" if config.quantization is None else config.quantization.name)
-    kernels = _kernels(str(runner.device), settings, layout.dtype if layout.scale_bytes else "", weights)
+    scheme = settings.quantization or ("" if config.quantization is None else config.quantization.name)
+    kernels = _kernels(str(runner.device), settings, layout.dtype if layout.scale_bytes else "", scheme)
     if settings.tensor_parallel_size > 1:
         kernels["tensor_parallel_size"] = str(settings.tensor_parallel_size)
         kernels["all_reduce"] = runner.all_reduce
@@ -157,7 +162,8 @@ def _build_real(
         most = parse_most_images(settings.limit_mm_per_prompt)
         most = DEFAULT_MOST_IMAGES if most is None else most
         model = msgspec.structs.replace(model, vision=config.vision.family, max_images=most)
-    return BuiltEngine(engine, model, revision, runner.kv_memory(), runner.open_transport)
+    model = msgspec.structs.replace(model, weights=runner.loaded, start_seconds=runner.start_seconds)
+    return BuiltEngine(engine, model, revision, runner.kv_memory(), runner.open_transport, runner.weight_server)
 
 
 def _build_pooling(
@@ -184,11 +190,13 @@ def _build_pooling(
     return BuiltPoolingEngine(engine, info)
 
 
-def _load(settings: EngineSettings, watched: "Watched | None", moves_kv: bool) -> "ModelRunner | ParallelRunner":
+def _load(
+    settings: EngineSettings, watched: "Watched | None", moves_kv: bool, weights: WeightExchange
+) -> "ModelRunner | ParallelRunner":
     with no_collection():
         from mini_infer_engine.runtime.model_runner import load_runner
     if num_ranks(settings) == 1:
-        return load_runner(settings, reports_layers=moves_kv)
+        return load_runner(settings, reports_layers=moves_kv, weights=weights)
     from mini_infer_engine.distributed.parallel_runner import NOT_WATCHED, load_parallel
 
     return load_parallel(settings, watched or NOT_WATCHED, reports_layers=moves_kv)

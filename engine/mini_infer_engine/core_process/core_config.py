@@ -6,6 +6,7 @@ from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.config.peer_ports import PeerPorts
 from mini_infer_engine.dry.dry_run import DryRun
 from mini_infer_engine.kv_transfer.transfer_port import TransferPort
+from mini_infer_engine.weight_transfer.exchange import NO_EXCHANGE, WeightExchange
 from mini_infer_process.logs import LogFormat
 
 
@@ -18,6 +19,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     events_port: int
     replay_port: int
     transfer: TransferPort = TransferPort()
+    weights: WeightExchange = NO_EXCHANGE
     engine: int | None = None
     """Number of this engine in a server with several, which is added to its log lines; the HTTP process then publishes
     events for all of them. None if it is the only engine.

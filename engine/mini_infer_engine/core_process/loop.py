@@ -28,10 +28,11 @@ from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Output
 from mini_infer_engine.core.stats import EngineStats
 from mini_infer_engine.core_process import messages
-from mini_infer_engine.core_process.build import BuiltEngine, build_engine
+from mini_infer_engine.core_process.build import BuiltEngine, BuiltPoolingEngine, build_engine
 from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.core_process.kv_transfer import begin_identity, start_transfer
 from mini_infer_engine.core_process.peer_requests import check_peer_request
+from mini_infer_engine.core_process.prefetch import begin_prefetch
 from mini_infer_engine.core_process.publisher import EventPublisher
 from mini_infer_engine.distributed.exit_reason import write_reason
 from mini_infer_engine.kv_transfer.worker import TransferWorker
@@ -61,7 +62,7 @@ been written already, and the detection of a hung rank has taken three of the fi
 to end (see `heartbeats`).
 """
 _SWITCH_S = 0.0005
-"""Seconds that the core's thread and the transfer thread wait for each other's interpreter lock. Python's default of 5
+"""Seconds that the core's thread and threads of transfers wait for each other's interpreter lock. Python's default of 5
 ms is longer than a step.
 """
 _PR_SET_PDEATHSIG = 1
@@ -80,8 +81,10 @@ class CoreLoop:
         api_server: bytes,
         transfer: TransferWorker | None,
         role: str,
+        weights_sent_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self._engine = engine
+        self._weights_sent_bytes = weights_sent_bytes
         self._router = router
         self._publisher = publisher
         self._parent_pid = parent_pid
@@ -180,6 +183,7 @@ class CoreLoop:
         they have changed.
         """
         stats, now_s = self._engine.stats(), time.monotonic()
+        stats.weights_sent_bytes = self._weights_sent_bytes()
         is_due = self._engine.only_receives and now_s - self._sent_s >= _HEARTBEAT_S
         if outputs or is_due or stats != self._sent_stats:
             self._sent_stats, self._sent_s = stats, now_s
@@ -203,8 +207,10 @@ def serve(config: CoreConfig, folder: Path) -> None:
     """Builds the engine while the HTTP process waits, then runs it. Reports failures to the HTTP process before it
     exits.
     """
+    begin_s = time.monotonic()
     context = zmq.Context()
     transfer: TransferWorker | None = None
+    built: BuiltEngine | BuiltPoolingEngine | None = None
     router = context.socket(zmq.ROUTER)
     zmq_limits.LOCAL.apply(router)
     router.bind(config.address)
@@ -217,10 +223,16 @@ def serve(config: CoreConfig, folder: Path) -> None:
         publisher = _publisher(context, config, partial(_publish, router, api_server))
         moves_kv = config.transfer.port > 0
         weights = begin_identity(config.settings, config.dry_run) if moves_kv else None
+        prefetch = None
         if config.dry_run is None:
+            prefetch = begin_prefetch(config.settings, has_peers=bool(config.weights.peers))
             import_permanently("torch")
         watched = _watched(config, folder) if has_ranks else None
-        built = build_engine(config.settings, config.dry_run, watched=watched, moves_kv=moves_kv)
+        built = build_engine(
+            config.settings, config.dry_run, watched=watched, moves_kv=moves_kv, weights=config.weights
+        )
+        if prefetch is not None:
+            prefetch.stop()
         if weights is not None and isinstance(built, BuiltEngine):
             sys.setswitchinterval(_SWITCH_S)
             transfer = start_transfer(
@@ -240,12 +252,22 @@ def serve(config: CoreConfig, folder: Path) -> None:
                 vocab_size=built.model.vocab_size,
                 secret=config.peers.secret,
             )
+        if isinstance(built, BuiltEngine) and built.weight_server is not None:
+            sys.setswitchinterval(_SWITCH_S)
         gc.collect()
         gc.freeze()  # what is here now stays: without, each full collection walks all of it while requests wait
         kv_transport = "" if transfer is None else transfer.transport_name
-        send(router, api_server, messages.Ready(msgspec.structs.replace(built.model, kv_transport=kv_transport)))
+        model = msgspec.structs.replace(built.model, kv_transport=kv_transport)
+        if model.start_seconds:
+            started_s = time.monotonic() - begin_s
+            rest_s = round(max(0.0, started_s - sum(model.start_seconds.values())), 4)
+            model = msgspec.structs.replace(model, start_seconds={"imports": rest_s, **model.start_seconds})
+            logger.info("start: %s", ", ".join(f"{name} {took:.2f} s" for name, took in model.start_seconds.items()))
+        send(router, api_server, messages.Ready(model))
         role = config.transfer.role
-        CoreLoop(built.engine, router, publisher, config.parent_pid, api_server, transfer, role).run()
+        server = built.weight_server if isinstance(built, BuiltEngine) else None
+        sent_bytes = (lambda: 0) if server is None else (lambda: server.sent_bytes)
+        CoreLoop(built.engine, router, publisher, config.parent_pid, api_server, transfer, role, sent_bytes).run()
         publisher.close()
     except Exception as error:
         expected = isinstance(error, ValueError | OSError | RunnerLostError)
@@ -256,6 +278,8 @@ def serve(config: CoreConfig, folder: Path) -> None:
     finally:
         if transfer is not None:  # before its sockets are closed, which are its thread's
             transfer.stop()
+        if isinstance(built, BuiltEngine) and built.weight_server is not None:
+            built.weight_server.close()
         if authenticator is not None:
             authenticator.close()
         context.destroy(linger=_LINGER_MS)
@@ -292,6 +316,7 @@ def _watched(config: CoreConfig, folder: Path) -> "Watched":
         exit_reason_fd=config.exit_reason_fd,
         folder=folder,
         peer_key=config.peers.key,
+        weights=config.weights,
         engine=config.engine,
         log_level=config.log_level,
         log_format=config.log_format,

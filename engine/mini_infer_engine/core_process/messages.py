@@ -12,6 +12,7 @@ import msgspec
 from mini_infer_engine.config.pooling.pooler_config import LAST_TOKEN, PoolerConfig
 from mini_infer_engine.core.request import Output, Request
 from mini_infer_engine.core.stats import EngineStats
+from mini_infer_engine.weight_transfer.exchange import LoadedWeights
 
 
 def core_id(client_id: str, serial: int) -> str:
@@ -94,6 +95,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Pipeline stages that share the layers."""
     data_parallel_size: int = 1
     """Engines of the server, each with a copy of the model."""
+    weights: LoadedWeights = LoadedWeights()
+    """The way in which the first rank's weights were loaded."""
+    start_seconds: dict[str, float] = {}
+    """Seconds of each stage of the start, by its name; empty for a dry run."""
     model_impl: str = ""
     """The code that computes the model: native or transformers; empty for a dry run."""
     device_memory: dict[str, int] = {}

@@ -49,6 +49,8 @@ from mini_infer_engine.kv_transfer.transport import TransportChoice
 from mini_infer_engine.kv_transfer.transports.group_transport import GroupTransport, open_group_transport
 from mini_infer_engine.runtime.executor import PassHandle
 from mini_infer_engine.runtime.model_runner import ModelRunner, load_runner
+from mini_infer_engine.weight_transfer.exchange import NO_EXCHANGE, LoadedWeights, WeightExchange
+from mini_infer_engine.weight_transfer.server import WeightServer
 from mini_infer_process import zmq_limits
 from mini_infer_process.curve import PeerAuthenticator, secure_server
 from mini_infer_process.listening import tcp_address
@@ -80,6 +82,7 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     """The service's secret as 64 hexadecimal digits, for ranks on other nodes; empty if they need no proof of
     membership.
     """
+    weights: WeightExchange = NO_EXCHANGE
     engine: int | None = None
     """Number of this engine in a server with several, for the log lines of its ranks."""
     log_level: str = "info"
@@ -180,6 +183,7 @@ class Ranks:
             parent_pid=os.getpid(),
             kills_parent=watched.on_lost is not None,
             exit_reason_fd=watched.exit_reason_fd,
+            weights=watched.weights,
             engine=watched.engine,
             log_level=watched.log_level,
             log_format=watched.log_format,
@@ -289,6 +293,21 @@ class ParallelRunner:
         self._reporting: deque[tuple[PassHandle, GroupLayers]] = deque()
         """Passes in flight that report their layers, in the order of launches."""
 
+    @property
+    def loaded(self) -> LoadedWeights:
+        """The way in which this rank's weights were loaded."""
+        return self.local.loaded
+
+    @property
+    def start_seconds(self) -> dict[str, float]:
+        """Seconds of each stage of this rank's loading, by its name."""
+        return self.local.start_seconds
+
+    @property
+    def weight_server(self) -> WeightServer | None:
+        """The server of this rank's weights, or None."""
+        return self.local.weight_server
+
     def kv_memory(self) -> KVMemory:
         """Returns this rank's own page pool, for KV transfer."""
         return self.local.kv_memory()
@@ -397,7 +416,8 @@ def load_parallel(
         host = LOOPBACK if num_nodes(settings) == 1 else master_address(settings)
         member = GroupMember(0, store, host, device, settings, ranks.agree)
         ranks.release = member.late.release
-        runner = ParallelRunner(load_runner(settings, member, reports_layers=reports_layers), ranks, store)
+        own = load_runner(settings, member, reports_layers=reports_layers, weights=watched.weights)
+        runner = ParallelRunner(own, ranks, store)
         ranks.loaded()
     except BaseException as error:
         ranks.left_loading.set()

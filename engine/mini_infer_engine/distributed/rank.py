@@ -62,7 +62,7 @@ class Rank:
         device = rank_device(settings.device, config.local_rank)
         host = LOOPBACK if num_nodes(settings) == 1 else own_address(config.store_host, config.store_port)
         member = GroupMember(config.rank, self._store, host, device, settings, self._agree)
-        return load_runner(settings, member)
+        return load_runner(settings, member, weights=config.weights)
 
     def run(self, runner: ModelRunner) -> None:
         """Runs passes until the first rank sends `Stop`."""

@@ -9,6 +9,7 @@ import msgspec
 from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_engine.config.child_start import start_child
 from mini_infer_engine.config.options.settings import EngineSettings, num_nodes
+from mini_infer_engine.weight_transfer.exchange import NO_EXCHANGE, WeightExchange
 from mini_infer_process.logs import LogFormat
 
 
@@ -33,6 +34,7 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The service's secret as 64 hexadecimal digits, for a group that spans nodes; empty if its ranks need no proof of
     membership.
     """
+    weights: WeightExchange = NO_EXCHANGE
     engine: int | None = None
     """Number of its engine in a server with several; None if there is only one."""
     log_level: str = "info"

@@ -353,6 +353,11 @@ class DecoderModel(CausalModel):
         head.finish_loading()
         return head
 
+    def release_borrowed_head(self) -> None:
+        """Has `finish_loading` make a head that borrows the embeddings' memory again: those are filled anew."""
+        if self.tied_head_method is None:
+            self._tied_head.clear()
+
     def tied_head_parameters(self) -> list[Tensor]:
         """Returns the parameters of a tied head that has memory of its own."""
         return [] if self.tied_head_method is None else [each for head in self._tied_head for each in head.parameters()]

@@ -38,8 +38,12 @@ from mini_infer_engine.runtime.memory.state_pool import StatePool
 from mini_infer_engine.runtime.memory.state_slots import host_states_in
 from mini_infer_engine.runtime.memory_plan import MemoryInUse, plan_memory, swap_space_of
 from mini_infer_engine.runtime.recurrent.limits import check_recurrent, request_obstacle
+from mini_infer_engine.runtime.start_stages import StartStages
 from mini_infer_engine.runtime.vision_limits import with_served_images
 from mini_infer_engine.runtime.worker import ModelWorker
+from mini_infer_engine.weight_transfer.exchange import NO_EXCHANGE, LoadedWeights, WeightExchange
+from mini_infer_engine.weight_transfer.peers import WeightPeers
+from mini_infer_engine.weight_transfer.server import WeightServer
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +59,13 @@ class ModelRunner:
         max_model_len: int,
         settings: ResolvedSettings,
         memory: DeviceMemory,
+        weight_server: WeightServer | None = None,
+        start_seconds: Mapping[str, float] | None = None,
     ) -> None:
+        self.start_seconds = dict(start_seconds or {})
+        """Seconds of each stage of loading, by its name."""
+        self.weight_server = weight_server
+        """The server of this rank's weights to engines that start; None if there is none."""
         self.settings = settings
         """The effective settings."""
         self.memory = memory
@@ -72,6 +82,11 @@ class ModelRunner:
     def all_reduce(self) -> str:
         """Name of the mechanism by which ranks of this model communicate, for people."""
         return self.worker.collectives.kind
+
+    @property
+    def loaded(self) -> LoadedWeights:
+        """The way in which this rank's weights were loaded."""
+        return self.worker.loaded
 
     @property
     def config(self) -> ModelConfig:
@@ -120,11 +135,16 @@ class ModelRunner:
 
 
 def load_runner(
-    settings: EngineSettings, group: RankGroup = ALONE_IN_GROUP, *, reports_layers: bool = False
+    settings: EngineSettings,
+    group: RankGroup = ALONE_IN_GROUP,
+    *,
+    reports_layers: bool = False,
+    weights: WeightExchange = NO_EXCHANGE,
 ) -> ModelRunner:
     """Finds the model and loads it: with our kernels and CUDA graphs on an NVIDIA GPU, otherwise with torch.
 
-    With `reports_layers`, passes report the progress of their layers if the executor supports it.
+    With `reports_layers`, passes report the progress of their layers if the executor supports it. `weights` names
+    engines from which weights may come, and the port at which they are served.
 
     Raises:
         ModelError: the model or the settings are at fault, or the configured backend cannot run here.
@@ -141,7 +161,7 @@ def load_runner(
         overrides=parse_hf_overrides(settings.hf_overrides),
         reads_images=True,
     )
-    return make_runner(settings, config, directory, kind, group, reports_layers=reports_layers)
+    return make_runner(settings, config, directory, kind, group, reports_layers=reports_layers, weights=weights)
 
 
 def make_runner(
@@ -152,6 +172,7 @@ def make_runner(
     group: RankGroup = ALONE_IN_GROUP,
     *,
     reports_layers: bool = False,
+    weights: WeightExchange = NO_EXCHANGE,
 ) -> ModelRunner:
     """Loads the weights, plans memory over what they leave, then creates pool, executor and its graphs.
 
@@ -164,10 +185,14 @@ def make_runner(
     for check in (check_recurrent, check_mixed_heads, check_sparse_attention):
         check(settings, config, choose_device(settings).type, moves_kv=reports_layers)
     log.info("%s: model_impl = %s", config.architecture, config.model_impl)
+    stages = StartStages()
     before = MemoryInUse.at_start(choose_device(settings))
-    worker = ModelWorker.load(settings, config, directory, group.collectives, group.link)
+    stages.end("device")
+    peers = WeightPeers(settings, weights, group.smallest)
+    worker = ModelWorker.load(settings, config, directory, group.collectives, group.link, peers)
     group.begin_together()
     worker.calibrate(settings, directory)
+    stages.end("weights")
     resolved = settings.resolved(worker.device.type)
     if worker.draft is not None and isinstance(worker.draft.model, HiddenDraft):
         if reports_layers:
@@ -183,6 +208,7 @@ def make_runner(
     if kv_cache.state_group is not None:
         kv_cache = replace_fields(kv_cache, num_checkpoints=plan.slots.num_checkpoints)
         resolved = replace(resolved, max_num_seqs=plan.slots.num_sequences)
+    stages.end("memory plan")
     worker.finish_loading(plan.max_model_len)
     spec = worker.kv_spec(page_size, kv_cache)
     check_swap(settings.kv_swap_memory, available_memory())
@@ -206,4 +232,6 @@ def make_runner(
         executor.capture(reports_layers=reports_layers)
     log.info("memory of %s", memory)
     group.link.open()
-    return ModelRunner(worker, pool, executor, plan.max_model_len, resolved, memory)
+    server = peers.serve(worker.model)
+    stages.end("graphs")
+    return ModelRunner(worker, pool, executor, plan.max_model_len, resolved, memory, server, stages.seconds)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import torch
+from msgspec.structs import replace as replace_fields
 from torch import Tensor
 
 from mini_infer_engine.communication.collectives import NO_COLLECTIVES, Collectives
@@ -45,6 +46,8 @@ from mini_infer_engine.runtime.pooler import IDENTITY, Pooler, load_pooler
 from mini_infer_engine.speculation.draft_files import DraftFiles, Eagle3Files, find_draft, resolve_speculative_model
 from mini_infer_engine.speculation.head import SpeculativeHead, load_head
 from mini_infer_engine.speculation.hidden_draft_files import complete_draft, open_hidden_draft
+from mini_infer_engine.weight_transfer.exchange import FROM_FILES, LoadedWeights
+from mini_infer_engine.weight_transfer.peers import WeightPeers
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +71,8 @@ class ModelWorker:
     """The link to the other stages of a pipeline."""
     pooler: Pooler = IDENTITY
     """The layers that make embeddings or scores of hidden states."""
+    loaded: LoadedWeights = FROM_FILES
+    """The way in which the model's weights were loaded."""
 
     @classmethod
     def load(
@@ -77,8 +82,10 @@ class ModelWorker:
         directory: Path | None,
         collectives: Collectives = NO_COLLECTIVES,
         link: StageLink = NO_LINK,
+        peers: WeightPeers | None = None,
     ) -> "ModelWorker":
-        """Loads the weights of `directory`, or a rank's part of them; dummy weights do not read it.
+        """Loads the weights of `directory`, or a rank's part of them; dummy weights do not read it. `peers` may have
+        the model's weights, but not those of a draft model or a head.
 
         Raises:
             ModelError: the weights do not fit the config or the device.
@@ -93,13 +100,24 @@ class ModelWorker:
         _warn_of_slow_products(settings, config, device)
         kv_quantization = kv_quantization_of(settings, config, device)
         model, checkpoint = _open_model(settings, config, directory, dtype)
-        if isinstance(model, DecoderModel):
+        peers = WeightPeers(settings) if peers is None else peers
+        peers.identify(config, directory, device, dtype)
+        loaded = peers.fill(model, checkpoint, directory, device)
+        is_filled = loaded.source == "peer"
+        if loaded.fallback:
+            model, checkpoint = _open_model(settings, config, directory, dtype)
+        if isinstance(model, DecoderModel) and not is_filled:
             round_alike(model, collectives)
         draft = cls._load_draft(settings, config, directory, device, dtype, model)
         head = _load_head(settings, config, device, dtype)
         pooler = load_pooler(config.pooler, config.hidden_size, device, checkpoint, settings.seed)
-        model = _fill_model(model, checkpoint, settings, device, dtype)
-        return cls(model.config, model, device, dtype, collectives, draft, head, kv_quantization, link, pooler)
+        if is_filled:
+            model = model.eval()
+        else:
+            begin_s = time.monotonic()
+            model = _fill_model(model, checkpoint, settings, device, dtype)
+            loaded = replace_fields(loaded, num_bytes=weight_bytes(model), seconds=round(time.monotonic() - begin_s, 3))
+        return cls(model.config, model, device, dtype, collectives, draft, head, kv_quantization, link, pooler, loaded)
 
     @classmethod
     def _load_draft(
@@ -194,7 +212,7 @@ class ModelWorker:
         """
         kind = settings.quantization
         is_configured = kind in ("int4", "w8a8-int8") and settings.quantization_calibration == "auto"
-        if kind is None or not is_configured or settings.load_format == "dummy":
+        if kind is None or not is_configured or settings.load_format == "dummy" or self.loaded.source == "peer":
             return
         rows = None if directory is None else calibration_rows(directory)
         if rows is None or not isinstance(self.model, DecoderModel) or not calibrates(self.model):

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import signal
 import socket
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from mini_infer_contract.engine_options import EngineOptions
+from mini_infer_contract.launch import WEIGHTS_PEERS_ENV, WEIGHTS_PORT_ENV
 from mini_infer_contract.peer_auth import PeerSecret, read_peer_secret
 from mini_infer_engine import __version__
 from mini_infer_engine.config.options.flags import ENGINE_GROUPS, add_flags, add_speculative_config, options_from
@@ -37,6 +39,7 @@ from mini_infer_engine.kv_transfer.transfer_port import TransferPort
 from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.server.admin_socket import admin_socket
 from mini_infer_engine.server.vllm_flags import split_flags, vllm_flags
+from mini_infer_engine.weight_transfer.exchange import WeightExchange, split_address
 from mini_infer_process.heap import map_large_blocks
 from mini_infer_process.interpreter import import_permanently
 from mini_infer_process.listening import bound_socket, is_loopback, usable_host
@@ -136,6 +139,10 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
         directory = None if dry_run is not None else _find_model(settings)
     except (ValueError, OSError) as error:
         raise StartError(str(error)) from None
+    try:
+        weights = _weight_exchange(server, peers)
+    except ValueError as error:
+        raise StartError(f"--{error}") from None
     config = CoreConfig(
         settings=settings,
         dry_run=dry_run,
@@ -143,6 +150,7 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
         events_port=server.events_port,
         replay_port=server.replay_port,
         transfer=TransferPort(host=peers.host, port=server.listening_transfer_port, role=server.role),
+        weights=weights,
         log_level=server.log_level,
         log_format=server.log_format,
     )
@@ -201,6 +209,23 @@ def _peer_secret(server: ServerOptions) -> PeerSecret | None:
         return read_peer_secret(Path(server.peer_key_file))
     except (OSError, ValueError) as error:
         raise StartError(f"--peer-key-file: {error}") from None
+
+
+def _weight_exchange(server: ServerOptions, peers: PeerPorts) -> WeightExchange:
+    """Returns the exchange of weights, by flags or by the operator's environment.
+
+    Raises ValueError if the environment or an address is wrong.
+    """
+    addresses = server.weights_peers or tuple(filter(None, os.environ.get(WEIGHTS_PEERS_ENV, "").split(",")))
+    for address in addresses:
+        split_address(address)
+    port = server.weights_port
+    if port is None:
+        text = os.environ.get(WEIGHTS_PORT_ENV, "") or "0"
+        if not text.isascii() or not text.isdecimal() or int(text) >= 65_280:
+            raise ValueError(f"weights-port: {WEIGHTS_PORT_ENV} = {text!r} is no port: unset it, or set a number")
+        port = int(text)
+    return WeightExchange(host=peers.host, port=port, peers=addresses, version=__version__, key=peers.key)
 
 
 def _warn_of_open_ports(server: ServerOptions, peers: PeerPorts) -> None:

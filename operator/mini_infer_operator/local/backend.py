@@ -26,7 +26,7 @@ from mini_infer_operator.launch import Launch, grace_s
 from mini_infer_operator.local.commands import engine_command
 from mini_infer_operator.local.gpus import choose_gpus, gpus_of
 from mini_infer_operator.local.peer_key import write_peer_key
-from mini_infer_operator.local.ports import HOST, free_ports
+from mini_infer_operator.local.ports import HOST, free_port_range, free_ports
 from mini_infer_operator.local.requests_file import read_requests
 from mini_infer_operator.local.status_file import write_status
 from mini_infer_operator.local.supervise import OrphanReaper, SupervisedProcess, stop, supervise
@@ -64,6 +64,8 @@ class Engine:
     """The number of its folder for the KV cache, among engines of its role; None before its first start."""
     ports: tuple[int, int, int, int] = (0, 0, 0, 0)
     """Ports for HTTP, events, replay and transfer; new ones at every start."""
+    weights_port: int = 0
+    """First of the ports of its weights, two for each rank; new at every start."""
 
 
 class LocalBackend:
@@ -273,8 +275,20 @@ class LocalBackend:
         def make_command() -> Any:
             http_port, events_port, replay_port, transfer_port = free_ports(4)
             engine.ports = (http_port, events_port, replay_port, transfer_port)
+            engine.weights_port = free_port_range(2 * launch.parallelism.ranks)
             return engine_command(
-                launch, engine.ports, self.peer_key_path, threads=threads, gpus=gpus, kv_disk=self._kv_disk(engine)
+                launch,
+                engine.ports,
+                self.peer_key_path,
+                threads=threads,
+                gpus=gpus,
+                kv_disk=self._kv_disk(engine),
+                weights_port=engine.weights_port,
+                weights_peers=[
+                    other.weights_port
+                    for other in self._engines
+                    if other is not engine and other.process.ready and not other.process.stopping
+                ],
             )
 
         def changed(line: str) -> None:

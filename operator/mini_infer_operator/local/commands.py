@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mini_infer_contract.launch import HEALTH_PATH, READY_PATH
+from mini_infer_contract.launch import HEALTH_PATH, READY_PATH, WEIGHTS_PEERS_ENV, WEIGHTS_PORT_ENV
 from mini_infer_operator.launch import Addresses, Launch, grace_s, serve_arguments
 from mini_infer_operator.local.ports import HOST
 from mini_infer_operator.local.supervise import Command
@@ -26,11 +26,14 @@ def engine_command(
     threads: int,
     gpus: Sequence[str],
     kv_disk: Path = Path("kv-cache"),
+    weights_port: int = 0,
+    weights_peers: Sequence[int] = (),
 ) -> Command:
     """Returns the command of an engine with its HTTP, events, replay and transfer ports.
 
     `gpus` are those that it may see; if empty, it inherits ours. `kv_disk` is the folder for its KV cache, if that
-    has a disk.
+    has a disk. `weights_port` is the first of the ports at which it serves its weights, and `weights_peers` are those
+    of engines from which it may load them.
     """
     http_port, events_port, replay_port, transfer_port = ports
     addresses = Addresses(
@@ -48,6 +51,8 @@ def engine_command(
     # Keys are for clients of the gateway; engines listen on loopback, where the gateway would need one for them.
     environment.pop(API_KEY_ENV, None)
     environment.pop("LWS_GROUP_SIZE", None)  # of the group that this process may be in: the engine is whole by itself
+    environment[WEIGHTS_PORT_ENV] = str(weights_port)
+    environment[WEIGHTS_PEERS_ENV] = ",".join(f"{HOST}:{port}" for port in weights_peers)
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     container = launch.template.container

@@ -27,6 +27,18 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
+def free_port_range(count: int) -> int:
+    """Returns the first of so many ports in a row on which nothing listens now. Raises RuntimeError if there are none.
+
+    They are outside the kernel's range for outgoing connections, as those of `free_ports`.
+    """
+    starts = range(_LOWEST, _first_ephemeral() - count, count)
+    for start in random.sample(starts, k=len(starts)):
+        if all(_is_free(port) for port in range(start, start + count)):
+            return start
+    raise RuntimeError(f"{count} ports in a row are needed, and of {_LOWEST} to {_first_ephemeral() - 1} none are free")
+
+
 def _first_ephemeral() -> int:
     """Returns the first port for outgoing connections: Linux's own setting, or the customary one."""
     first = int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else 32_768

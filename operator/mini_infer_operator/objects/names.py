@@ -16,6 +16,11 @@ def engines_service_name(service: str) -> str:
     return f"{service}-engines"
 
 
+def weights_service_name(service: str) -> str:
+    """Returns the name of the headless Service by which engines find those that have their weights."""
+    return f"{service}-weights"
+
+
 def role_name(service: str, role: str) -> str:
     """Returns the name of an object that exists once for each role of a service."""
     return f"{service}-{role}"

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from mini_infer_contract.launch import WEIGHTS_PORT
 from mini_infer_operator.launch import moves_cache
 from mini_infer_operator.objects.metadata import Manifest, child_metadata
 from mini_infer_operator.objects.names import engines_service_name
@@ -9,6 +10,8 @@ from mini_infer_operator.resource import LABEL_SERVICE, InferenceService
 from mini_infer_operator.settings import EnginePeers
 
 PORTS = ("http", "events", "replay")
+_WEIGHTS_PORTS = 128
+"""Ports of the weights of all ranks of an engine, two for each."""
 
 
 NOBODY = EnginePeers()
@@ -25,8 +28,12 @@ def network_policy(service: InferenceService, allowed: EnginePeers) -> Manifest 
     ingress: list[dict[str, Any]] = [{"ports": _ports(*PORTS), "from": list(map(dict, allowed.gateways))}]
     if allowed.http:
         ingress.append({"ports": _ports("http"), "from": list(map(dict, allowed.http))})
+    ours = [{"podSelector": engines}]
     if _engines_talk(service):
-        ingress.append({"from": [{"podSelector": engines}]})
+        ingress.append({"from": ours})
+    else:
+        last = WEIGHTS_PORT + _WEIGHTS_PORTS - 1
+        ingress.append({"ports": [{"port": WEIGHTS_PORT, "endPort": last, "protocol": "TCP"}], "from": ours})
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",

@@ -23,6 +23,7 @@ from mini_infer_operator.objects.kv_cache import (
 )
 from mini_infer_operator.objects.names import selector, service_labels
 from mini_infer_operator.objects.peers import PEER_KEY_FILE, PEERS_MOUNT, peers_volume
+from mini_infer_operator.objects.weights_service import weights_environment
 from mini_infer_operator.resource import (
     ANNOTATION_MODEL,
     ANNOTATION_PEER_AUTH,
@@ -138,7 +139,7 @@ def _pod_spec(
         **overrides,
         "securityContext": {**security, **overrides.get("securityContext", {})},
         "volumes": volumes + overrides.get("volumes", []),
-        "containers": [_container(launch, pull_policy, is_worker=is_worker)],
+        "containers": [_container(service, launch, pull_policy, is_worker=is_worker)],
     }
 
 
@@ -161,7 +162,9 @@ def _model_wait(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
     }
 
 
-def _container(launch: Launch, pull_policy: str | None, *, is_worker: bool) -> dict[str, Any]:
+def _container(
+    service: InferenceService, launch: Launch, pull_policy: str | None, *, is_worker: bool
+) -> dict[str, Any]:
     overrides = (
         launch.template.container.model_dump(by_alias=True, exclude_none=True) if launch.template.container else {}
     )
@@ -191,7 +194,7 @@ def _container(launch: Launch, pull_policy: str | None, *, is_worker: bool) -> d
             peer_key_file=PEER_KEY_FILE,
             nodes=launch.nodes,
         ),
-        "env": _environment(launch, launch.template.container.env or () if launch.template.container else ()),
+        "env": _environment(service, launch, launch.template.container.env or () if launch.template.container else ()),
         **({} if is_worker else _serving(launch)),
         **_probes(overrides, HTTP_PORT if is_worker else "http"),
         "terminationMessagePolicy": "FallbackToLogsOnError",  # the last line of a crash is told in the status
@@ -279,10 +282,13 @@ def _hardened(container: dict[str, Any]) -> dict[str, Any]:
     return {**container, "securityContext": {**unprivileged(), **container.get("securityContext", {})}}
 
 
-def _environment(launch: Launch, users: Sequence[EnvironmentVariable]) -> list[dict[str, Any]]:
+def _environment(
+    service: InferenceService, launch: Launch, users: Sequence[EnvironmentVariable]
+) -> list[dict[str, Any]]:
     ours: list[dict[str, Any]] = [
         {"name": "HOME", "value": "/tmp"},  # the only place to write on a read-only root
         {"name": "PYTHONUNBUFFERED", "value": "1"},
+        *weights_environment(service, launch),
     ]
     if launch.token_secret is not None:
         reference = {"name": launch.token_secret.name, "key": launch.token_secret.key}

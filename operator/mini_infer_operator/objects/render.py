@@ -11,6 +11,7 @@ from mini_infer_operator.objects.leader_worker_set import leader_worker_set
 from mini_infer_operator.objects.metadata import Manifest
 from mini_infer_operator.objects.network_policy import NOBODY, network_policy
 from mini_infer_operator.objects.pod import frozen_pods
+from mini_infer_operator.objects.weights_service import weights_service
 from mini_infer_operator.plan.plan import Plan
 from mini_infer_operator.resource import InferenceService
 from mini_infer_operator.settings import EnginePeers
@@ -31,7 +32,7 @@ def render(
     A revision that has a frozen template keeps it, so an upgraded operator that would render it differently rolls
     nothing.
     """
-    manifests = [engines_service(service, plan), *disruption_budgets(service)]
+    manifests = [engines_service(service, plan), weights_service(service), *disruption_budgets(service)]
     policy = network_policy(service, allowed)
     manifests += [policy] if policy is not None else []
     for workload in plan.workloads:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from mini_infer_contract.launch import WEIGHTS_PORT
 from mini_infer_operator.launch import launch_of
 from mini_infer_operator.objects.network_policy import NOBODY, network_policy
 from mini_infer_operator.objects.pod import frozen_pods
@@ -19,9 +20,11 @@ OPERATOR = {"podSelector": {"matchLabels": {"app": "operator"}}}
 def test_network_policy_lets_gateways_reach_events_and_others_http_only() -> None:
     policy = network_policy(SERVICE, EnginePeers([GATEWAYS], [OPERATOR]))
     assert policy is not None
-    rule, http = policy["spec"]["ingress"]
+    rule, http, weights = policy["spec"]["ingress"]
     assert rule["from"] == [GATEWAYS]
     assert http == {"from": [OPERATOR], "ports": [{"port": "http", "protocol": "TCP"}]}
+    assert weights["from"] == [{"podSelector": policy["spec"]["podSelector"]}]
+    assert weights["ports"] == [{"port": WEIGHTS_PORT, "endPort": 5687, "protocol": "TCP"}]
     template = frozen_pods(SERVICE, "unified", "r", launch_of(SERVICE, "unified", "i"), None)["template"]
     (container,) = template["spec"]["containers"]
     assert {port["port"] for port in rule["ports"]} == {port["name"] for port in container["ports"]}

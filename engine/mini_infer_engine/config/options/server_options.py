@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from mini_infer_contract.engine_options import KV_TRANSFER, EngineOptions
-from mini_infer_contract.launch import HTTP_PORT, TRANSFER_PORT, Role
+from mini_infer_contract.launch import HTTP_PORT, TRANSFER_PORT, WEIGHTS_PEERS_ENV, WEIGHTS_PORT_ENV, Role
 from mini_infer_contract.options import Option, option_rows
 from mini_infer_process.logs import LogFormat
 from mini_infer_web.body_fields import UnknownFieldsMode
@@ -47,6 +47,18 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Port of control for KV transfer: the engine sends keys and values to other engines and receives theirs; 0: no
     transfer, which goes with --role unified alone.
     """
+    weights_port: Annotated[
+        int | None,
+        Option(group=SERVER, unit="PORT", low=0, high=65_279, default_text=f"{WEIGHTS_PORT_ENV}, or 0, do not"),
+    ] = None
+    """Port at which engines of the service that start get this engine's weights; the port above it has their bytes, and
+    each further rank has the next two.
+    """
+    weights_peers: Annotated[
+        tuple[str, ...],
+        Option(group=SERVER, unit="HOST:PORT,...", is_list=True, default_text=f"{WEIGHTS_PEERS_ENV}, or none"),
+    ] = ()
+    """Weights ports of engines from which the weights may be loaded; a name may have the addresses of several."""
     kv_transfer_trust: Annotated[Literal["gateway", "clients"], Option(group=SERVER)] = "gateway"
     """Senders whose kv_transfer_params and headers that name other engines are trusted: the service's gateway, which
     sends its token, or all clients, which is for the proxies of vLLM and llm-d; a trusted client can have the engine

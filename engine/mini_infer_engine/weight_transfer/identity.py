@@ -1,0 +1,78 @@
+"""Computes the identity of the weights that a rank has in memory: equal identities mean equal tensors.
+
+It reads the files' headers and a sample of their content, not all of it: a model of 15 GB takes some milliseconds.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import torch
+
+from mini_infer_engine.config.model.model_config import ModelConfig
+from mini_infer_engine.config.options.settings import EngineSettings
+from mini_infer_engine.weight_transfer.file_rate import weight_files
+
+LAYOUT = 1
+"""Version of the order in which tensors are in memory: another order of rows or packing needs another number."""
+_SAMPLES = 64
+_SAMPLE_BYTES = 4096
+_HEADER_BYTES = 1 << 20
+_OPTIONS = (
+    "revision",
+    "dtype",
+    "quantization",
+    "quantization_calibration",
+    "quantize_lm_head",
+    "quantize_embeddings",
+    "model_impl",
+    "hf_overrides",
+    "limit_mm_per_prompt",
+    "enable_expert_parallel",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "attention_backend",
+    "disable",
+)
+"""Options on which the tensors of a rank depend, or may depend."""
+
+
+def weights_identity(
+    settings: EngineSettings,
+    config: ModelConfig,
+    directory: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    rank: int,
+    engine_version: str,
+) -> str:
+    """Returns the identity of a rank's weights, 64 hexadecimal digits. Raises OSError if a file cannot be read."""
+    capability = list(torch.cuda.get_device_capability(device)) if device.type == "cuda" else []
+    facts = {
+        "engine": [engine_version, LAYOUT],
+        "torch": torch.__version__,
+        "device": [device.type, *capability],
+        "dtype": str(dtype),
+        "architecture": config.architecture,
+        "rank": rank,
+        "options": {name: getattr(settings, name) for name in _OPTIONS},
+        "config": hashlib.sha256((directory / "config.json").read_bytes()).hexdigest(),
+        "files": sorted(_content(file) for file in weight_files(directory)),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _content(file: Path) -> str:
+    """Returns a digest of a file's size, its beginning, and parts at equal distances."""
+    digest = hashlib.sha256()
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        size = os.fstat(descriptor).st_size
+        digest.update(f"{size}:".encode())
+        digest.update(os.pread(descriptor, _HEADER_BYTES, 0))
+        for number in range(_SAMPLES):
+            digest.update(os.pread(descriptor, _SAMPLE_BYTES, size * number // _SAMPLES))
+    finally:
+        os.close(descriptor)
+    return digest.hexdigest()
