@@ -91,6 +91,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     quantize_embeddings: Annotated[bool, _model()] = False
     """--quantization rounds the embeddings, too, to int8 with a scale a token; an output
     layer that is tied to them must be quantised, too."""
+    gguf_blocks: Annotated[Literal["auto", "packed", "expanded"], _model()] = "auto"
+    """Blocks of a GGUF file in memory; packed: as they are, without loss; expanded: in --dtype; auto: packed where a
+    kernel reads them, on GPUs, and on CPUs with bfloat16."""
     model_impl: Annotated[ModelImpl, _model()] = "auto"
     """native: our code; transformers: that library's, with our attention; auto: native if there is one."""
     trust_remote_code: Annotated[bool, Option(group=MODEL)] = False

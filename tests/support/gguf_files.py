@@ -55,6 +55,8 @@ def write_gguf(
     architecture: str,
     *,
     encoding: Encoding = Encoding.F32,
+    encodings: dict[str, Encoding] | None = None,
+    packs_experts: bool = False,
     fields: dict[str, Any] | None = None,
     tokenizer: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray | None] | None = None,
@@ -62,7 +64,8 @@ def write_gguf(
 ) -> Any:
     """Write a random tiny model and return transformers' model with the weights that the file stands for.
 
-    `fields` and `tensors` (GGUF's names; None leaves one out) replace what would be written.
+    `fields` and `tensors` (GGUF's names; None leaves one out) replace what would be written. `encodings` (GGUF's names)
+    are those of matrices that do not have `encoding`; experts have it if `packs_experts`.
     """
     folder = path.parent / f"{path.stem}-original"
     model = save_tiny_model(folder, _HUGGING_FACE_NAMES.get(architecture, architecture), **changes)
@@ -81,19 +84,25 @@ def write_gguf(
             continue
         values = weight.numpy()
         if ".experts." in name:
-            written |= {theirs: (rows, Encoding.F32) for theirs, rows in _expert_tensors(name, values)}
+            kept = []
+            for theirs, part in _expert_tensors(name, values):
+                kind = (encodings or {}).get(theirs, encoding) if packs_experts else Encoding.F32
+                rows = np.stack([encode(one, kind, seed) for one in part])
+                kept.append(np.stack([gguf.dequantize(one, kind) for one in rows]))
+                written[theirs] = rows, kind
+            state[name].copy_(torch.from_numpy(np.concatenate(kept, axis=1)))
             continue
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1
-        kind = encoding if values.ndim > 1 else Encoding.F32
+        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert theirs is not None, name
+        kind = (encodings or {}).get(theirs, encoding) if values.ndim > 1 else Encoding.F32
         rows = encode(values, kind, seed)
         if values.ndim > 1:
             state[name].copy_(torch.from_numpy(np.array(gguf.dequantize(rows, kind))))
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
         if architecture in INTERLEAVED and heads:
             rows = interleaved(rows, heads)
-        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert theirs is not None, name
         written[theirs] = rows, kind
     for name, content in (tensors or {}).items():
         written.pop(name, None)

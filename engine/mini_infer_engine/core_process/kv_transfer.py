@@ -67,7 +67,7 @@ def _rounding(settings: EngineSettings) -> str:
     """Names the quantisation that is applied to the checkpoint's weights when they are loaded."""
     kind = settings.quantization
     if kind is None:
-        return ""
+        return "" if settings.gguf_blocks == "auto" else f"gguf-{settings.gguf_blocks}"
     calibration = [settings.quantization_calibration] if kind in ("int4", "w8a8-int8") else []
     layers = ["head"] * settings.quantize_lm_head + ["embeddings"] * settings.quantize_embeddings
     return ",".join([kind, *calibration, *layers])

@@ -44,6 +44,11 @@ class GgufTensor:
     size: int
     """The size in bytes."""
 
+    @property
+    def row_bytes(self) -> tuple[int, int]:
+        """The shape (rows, bytes of a row) of a matrix's content."""
+        return self.shape[0], self.size // self.shape[0]
+
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:

@@ -13,6 +13,9 @@ from mini_infer_engine.layers.linear import UNQUANTIZED, Linear
 from mini_infer_engine.layers.packed import multiplies_fp8
 from mini_infer_engine.layers.placement import Placement
 
+_CHUNK = 1 << 26
+"""Weights that are dequantised at once by plain torch."""
+
 
 class GroupedMethod:
     """Implements `layers.linear.LinearMethod` for a layer that has been loaded; nothing more can be loaded into it."""
@@ -38,8 +41,15 @@ class GroupedMethod:
         return GroupedWeight(self.kind, values, scales, k, self.group, zeros, factors, order, layer.in_features)
 
     def apply(self, layer: Linear, x: Tensor) -> Tensor:
-        """Multiplies with the dequantised weight, which is computed anew at each call."""
-        return functional.linear(x, dequantized_groups(self.weight(layer)).to(x.dtype), layer.bias)
+        """Multiplies with the dequantised weight, which is computed anew at each call, some rows at a time."""
+        weight, bias = self.weight(layer), layer.bias
+        at_once = max(1, _CHUNK // weight.k)
+        products = []
+        for begin in range(0, layer.out_features, at_once):
+            rows = slice(begin, begin + at_once)
+            wide = dequantized_groups(weight.at(rows)).to(x.dtype)
+            products.append(functional.linear(x, wide, None if bias is None else bias[rows]))
+        return products[0] if len(products) == 1 else torch.cat(products, dim=-1)
 
 
 def keep_grouped(layer: Linear, weight: GroupedWeight) -> None:

@@ -348,7 +348,7 @@ class DecoderModel(CausalModel):
         if self.tied_head_method is None:
             return Linear.borrowing(table.weight, table.rows)
         head = Linear(0, 0, rows=table.rows)
-        head.out_features, head.in_features = table.weight.shape
+        head.out_features, head.in_features = len(table.weight), table.width
         head.weight, head.method = table.weight, self.tied_head_method
         head.finish_loading()
         return head
@@ -360,7 +360,10 @@ class DecoderModel(CausalModel):
 
     def tied_head_parameters(self) -> list[Tensor]:
         """Returns the parameters of a tied head that has memory of its own."""
-        return [] if self.tied_head_method is None else [each for head in self._tied_head for each in head.parameters()]
+        if self.tied_head_method is None:
+            return []
+        shared = {parameter.data_ptr() for parameter in self.parameters()}
+        return [each for head in self._tied_head for each in head.parameters() if each.data_ptr() not in shared]
 
     def embed(self, ops: Ops, token_ids: Tensor) -> Tensor:
         """Maps token ids [tokens] int64 to [tokens, hidden], in new memory: the first step of every pass."""

@@ -22,6 +22,7 @@ from mini_infer_engine.layers.grouped import multiplies_groups, multiplies_mx_in
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.moe import ExpertLayers, SparseMoE
 from mini_infer_engine.layers.stacked_moe import MX_GROUP, StackedMoE
+from mini_infer_engine.quantization.gguf_blocks import in_one_form
 from mini_infer_engine.quantization.row_maxima import OverRanks, as_here
 
 
@@ -89,7 +90,7 @@ class CheckpointExperts(QuantizedExperts):
             gate_up += more_gate_up
             down += more_down
             moe.shared_experts = None
-        self.keep(moe, stacked(gate_up), stacked(down))
+        self.keep(moe, stacked(in_one_form(gate_up)), stacked(in_one_form(down)))
         del moe.experts
 
 

@@ -31,7 +31,7 @@ def quantize_layers(model: DecoderModel, schemes: Schemes) -> None:
         if isinstance(moe, StackedMoE):
             _expand_stacks(path, moe, schemes.scheme_of(model.checkpoint_name(f"{path}.experts")), schemes)
             continue
-        scheme = _common_scheme(schemes, map(model.checkpoint_name, _expert_layers(path, moe)))
+        scheme = _common_scheme(schemes, map(model.checkpoint_name, expert_layers(path, moe)))
         if scheme is not None:
             _expand(path, moe, scheme)
     # Whatever the list of ignored layers says.
@@ -97,7 +97,7 @@ def _common_scheme(schemes: Schemes, layers: Iterable[str]) -> Scheme | None:
     return next(iter(found), None)
 
 
-def _expert_layers(path: str, moe: SparseMoE) -> Iterator[str]:
+def expert_layers(path: str, moe: SparseMoE) -> Iterator[str]:
     """Names the layers of a mixture's experts, including those of other ranks, whose schemes must agree too."""
     experts = [f"{path}.experts.{number}" for number in range(moe.spec.num_experts)]
     if moe.spec.num_shared:

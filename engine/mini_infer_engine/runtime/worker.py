@@ -36,6 +36,7 @@ from mini_infer_engine.models.weights.loader import (
     with_stored_head,
 )
 from mini_infer_engine.models.weights.without_memory import without_memory
+from mini_infer_engine.quantization.gguf_layers import pack_gguf_blocks
 from mini_infer_engine.quantization.layers import quantize_layers
 from mini_infer_engine.quantization.on_load import Quantization, quantize_on_load, round_alike
 from mini_infer_engine.runtime.calibration import calibrate, calibrates, calibration_rows, restore
@@ -329,6 +330,8 @@ def _check_quantization(settings: EngineSettings, config: ModelConfig) -> None:
             f"quantization = {settings.quantization!r}: {config.architecture} runs through transformers, whose layers "
             "are not quantised yet: leave it out."
         )
+    if settings.quantization is not None and settings.gguf_blocks == "packed":
+        raise ModelError("gguf_blocks = 'packed' keeps a file's own rounding: leave it or quantization out.")
     if settings.quantization is None:
         for name in ("quantize_lm_head", "quantize_embeddings"):
             if getattr(settings, name):
@@ -380,6 +383,9 @@ def _open_model(
         rounds_head=settings.quantize_lm_head,
         rounds_embeddings=settings.quantize_embeddings,
     )
+    if settings.quantization is None:
+        with without_memory(dtype):
+            pack_gguf_blocks(model, checkpoint, settings.gguf_blocks, choose_device(settings))
     if checkpoint is not None and directory is not None:
         fit_checkpoint(model, checkpoint, directory)
     return model, checkpoint

@@ -13,7 +13,14 @@ from mini_infer_contract.options import option_rows
 from mini_infer_operator.resource.rules import Rule
 
 PAIRED_ROLES = ("prefill", "decode")
-_WEIGHTS = ("load_format", "quantization", "quantization_calibration", "quantize_lm_head", "quantize_embeddings")
+_WEIGHTS = (
+    "load_format",
+    "quantization",
+    "quantization_calibration",
+    "quantize_lm_head",
+    "quantize_embeddings",
+    "gguf_blocks",
+)
 """Engine options that change its weights."""
 _MEETS_AUTO = ("nixl", "cuda-ipc")
 """Transports that an engine with kvTransport auto may also have."""

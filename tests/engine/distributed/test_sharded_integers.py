@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Encoding
 
 from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.gguf.folder import model_folder
 from mini_infer_engine.models.decoder import DecoderModel
+from tests.support.gguf_files import tiny_vocabulary, write_gguf
 from tests.support.integer_checkpoints import FORMATS, quantize_folder
 from tests.support.thread_group import ThreadGroup
 from tests.support.tiny_models import DEEPSEEK, PageDealer, run_chunks, save_tiny_model, tiny_runner
@@ -18,14 +21,14 @@ LLAMA = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
 QWEN_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "tie_word_embeddings": False}
 
 
-def _check(directory: Path, size: int, **settings: Any) -> None:
-    runner = tiny_runner(directory)
+def _check(directory: Path, size: int, largest: float = 2e-4, **settings: Any) -> None:
+    runner = tiny_runner(directory, **{name: value for name, value in settings.items() if name == "gguf_blocks"})
     expected = run_chunks(runner, TOKENS, PageDealer(runner).table(len(TOKENS)), SIZES)
     group = ThreadGroup(directory, size, **settings)
     table = PageDealer(group.runners[0]).table(len(TOKENS))
     found = group.run(lambda rank: run_chunks(rank, TOKENS, table, SIZES))[-2:]
     assert all(torch.equal(logits, found[0]) for logits in found[1:])
-    assert (found[0] - expected).abs().max() < 2e-4
+    assert (found[0] - expected).abs().max() < largest
     assert max(rank.worker.weight_bytes for rank in group.runners) < 0.75 * runner.worker.weight_bytes
 
 
@@ -136,3 +139,17 @@ def test_per_channel_weights_are_sharded_at_any_row(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", **(LLAMA | {"intermediate_size": 102}))
     quantize_folder(tmp_path, "w8a8")
     _check(tmp_path, 2)
+
+
+@pytest.mark.parametrize("encoding", [Encoding.Q4_0, Encoding.Q4_K])
+def test_logits_equal_one_process_when_ranks_share_packed_gguf_blocks(
+    encoding: Encoding, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks cut blocks of 256 columns at groups of 32, and tokens between the two."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shape = {"hidden_size": 256, "intermediate_size": 768, "head_dim": 64, "vocab_size": 208, "num_hidden_layers": 1}
+    tokenizer = tiny_vocabulary()
+    tokenizer["tokens"] += [f"[PAD{index}]" for index in range(199, 208)]
+    tokenizer["token_type"] += [5] * 9
+    write_gguf(tmp_path / "m.gguf", "llama", encoding=encoding, tokenizer=tokenizer, **shape)
+    _check(model_folder(tmp_path / "m.gguf"), 2, largest=2e-3, gguf_blocks="packed")

@@ -55,7 +55,7 @@ class GroupedWeight:
         """Bits of a value: 8 or 4."""
         return 4 if self.values.dtype == torch.uint8 else 8
 
-    def at(self, index: int | slice) -> "GroupedWeight":
+    def at(self, index: int | slice | Tensor) -> "GroupedWeight":
         """Returns one weight of a stack, or some rows of one weight."""
         parts = (self.scales, self.zeros, self.factors)
         scales, zeros, factors = (None if part is None else part[index] for part in parts)
@@ -157,4 +157,5 @@ def _wide(weight: GroupedWeight) -> Tensor:
 
 
 def _by_column(parameters: Tensor, weight: GroupedWeight) -> Tensor:
-    return parameters.repeat_interleave(weight.group or weight.k, dim=-1)[..., : weight.k]
+    group = weight.group or weight.k
+    return parameters.unsqueeze(-1).expand(*parameters.shape, group).flatten(-2)[..., : weight.k]

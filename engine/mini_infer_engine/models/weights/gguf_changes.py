@@ -15,6 +15,9 @@ from mini_infer_engine.gguf.translation import Change, Metadata
 MXFP4_BLOCK_BYTES = 17
 """A scale (a power of two) and 32 numbers of 4 bits."""
 
+ROW_CHANGES: tuple[Change, ...] = ("none", "interleaved_rows", "tiled_rows", "tiled_values")
+"""Changes that leave every row of a matrix as it is, so that they are undone in packed rows, too."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:

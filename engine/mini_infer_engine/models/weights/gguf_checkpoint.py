@@ -1,10 +1,10 @@
 """Reads a GGUF file as a checkpoint: its tensors under Hugging Face's names, dequantised when they are read.
 
-Weights are in the model's dtype from then on: products with 4- and 8-bit blocks would need kernels of their own.
+Matrices that the model keeps packed are read as the bytes of their blocks.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from mini_infer_engine.gguf.translation import (
 )
 from mini_infer_engine.layers.placement import Part
 from mini_infer_engine.models.weights.checkpoint import StoredTensor
-from mini_infer_engine.models.weights.gguf_changes import MXFP4_BLOCK_BYTES, Layout, reads_bytes, undone
+from mini_infer_engine.models.weights.gguf_changes import MXFP4_BLOCK_BYTES, ROW_CHANGES, Layout, reads_bytes, undone
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,17 @@ class _Source:
                 parts.append(torch.from_numpy(_dequantized(raw, part)))
         return undone(parts, self.change, layout)
 
+    @property
+    def has_plain_rows(self) -> bool:
+        """True if it is one matrix of the file, with its rows in this or another order."""
+        return len(self.parts) == 1 and len(self.parts[0].shape) == 2 and self.change in ROW_CHANGES
+
+    def read_packed(self, content: np.ndarray, layout: Layout) -> Tensor:
+        """Returns the bytes of a matrix, [rows, bytes of a row], in the checkpoint's order of rows."""
+        [part] = self.parts
+        raw = np.array(content[part.begin : part.begin + part.size])
+        return undone([torch.from_numpy(raw).view(part.row_bytes)], self.change, layout)
+
     def _shape(self, part: GgufTensor) -> tuple[int, ...]:
         if not reads_bytes(self.change):
             return part.shape
@@ -90,12 +101,31 @@ class GgufCheckpoint:
         self.tensors: Mapping[str, StoredTensor] = {
             name: source.stored(path, self._layout) for name, source in self._sources.items()
         }
+        self._packed: frozenset[str] = frozenset()
+
+    @property
+    def encodings(self) -> Mapping[str, str]:
+        """The encoding of each matrix that can be read as bytes, by ggml's name."""
+        return {name: source.parts[0].encoding for name, source in self._sources.items() if source.has_plain_rows}
+
+    def keep_packed(self, names: Collection[str]) -> None:
+        """Has these matrices, which `encodings` names, read as bytes [rows, bytes of a row]."""
+        self._packed = frozenset(names)
+        stored = {}
+        for name in names:
+            [part] = self._sources[name].parts
+            stored[name] = replace(self.tensors[name], shape=part.row_bytes, dtype=torch.uint8)
+        self.tensors = {**self.tensors, **stored}
 
     def read(self, file: Path, parts: Mapping[str, Part | None], place: Callable[[str, Tensor], None]) -> None:
-        """Dequantises each tensor, undoes the converter's change, and calls `place` with the part."""
+        """Dequantises each tensor unless it stays packed, undoes the converter's change, and calls `place` with the
+        part.
+        """
         content = np.memmap(file, mode="r")
         for name, part in parts.items():
-            weight = self._sources[name].read(content, self._layout)
+            source = self._sources[name]
+            read = source.read_packed if name in self._packed else source.read
+            weight = read(content, self._layout)
             place(name, weight if part is None else part.of(weight))
 
 

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from mini_infer_engine.core.batch import Row, continued_slots
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
-from mini_infer_engine.kernels.embed_decode import gather_decode_inputs, gather_places
+from mini_infer_engine.kernels.embed_decode import gather_places
 from mini_infer_engine.kernels.sampling.state_update import STATE_FIELDS, update_slots
 from mini_infer_engine.models.causal_model import CausalModel
 from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState
 from mini_infer_engine.runtime.attention.triton_attention import TritonAttentionPass, decodes_before_prefill
 from mini_infer_engine.runtime.attention.triton_backends import TritonBackend
+from mini_infer_engine.runtime.cuda.decode_inputs import decode_inputs
 from mini_infer_engine.runtime.cuda.device_state import DeviceBatchState
 from mini_infer_engine.runtime.cuda.hidden_states import CudaHiddenStates
 from mini_infer_engine.runtime.cuda.stage import CudaStage
@@ -147,15 +148,7 @@ class DecodeGraph:
         model, state = parts.model, parts.state.state
         slots = parts.slots[: self._bucket]
         if parts.begins:
-            table = model.embeddings
-            hidden, positions, kv_lengths = gather_decode_inputs(
-                slots,
-                state,
-                table.weight,
-                first_token=table.first_token,
-                scales=table.scales,
-                dtype=table.dtype,
-            )
+            hidden, positions, kv_lengths = decode_inputs(slots, state, model.embeddings)
             hidden = model.scale_embeddings(parts.ops.sum_embeddings(hidden))
         else:
             hidden = parts.entering(self._bucket)

@@ -21,7 +21,6 @@ from mini_infer_engine.core.batch import Row, TokenMasks
 from mini_infer_engine.core.speculation.acceptance import draft_levels
 from mini_infer_engine.core.speculation.pass_times import GuessCosts
 from mini_infer_engine.kernels.context import KernelContext
-from mini_infer_engine.kernels.embed_decode import gather_decode_inputs
 from mini_infer_engine.kernels.sampling.sample import sample
 from mini_infer_engine.kernels.sampling.sampling_state import SamplingState
 from mini_infer_engine.kernels.sampling.speculate import (
@@ -38,6 +37,7 @@ from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.triton_ops import TritonOps
 from mini_infer_engine.runtime.attention.triton_attention import TritonAttentionPass
 from mini_infer_engine.runtime.attention.triton_backends import TritonBackend, triton_backend
+from mini_infer_engine.runtime.cuda.decode_inputs import decode_inputs
 from mini_infer_engine.runtime.cuda.device_state import DeviceBatchState
 from mini_infer_engine.runtime.cuda.draft_reading import DraftReading, update_history
 from mini_infer_engine.runtime.cuda.graphs import record
@@ -389,10 +389,7 @@ class CudaSpeculation:
 
     def _draft_step(self, model: CausalModel, bucket: int) -> ResidualState:
         assert self._draft_attention is not None
-        table, virtual = model.embeddings, self._virtual
-        hidden, positions, kv_lengths = gather_decode_inputs(
-            self._own_rows[:bucket], virtual, table.weight, scales=table.scales, dtype=table.dtype
-        )
+        hidden, positions, kv_lengths = decode_inputs(self._own_rows[:bucket], self._virtual, model.embeddings)
         attend = self._draft_attention.decode(self._state.page_tables, self._packed[0, :bucket], positions, kv_lengths)
         residual: ResidualState = model(
             self._ops, model.scale_embeddings(hidden), TritonAttentionPass(attend, attend, None, positions)
