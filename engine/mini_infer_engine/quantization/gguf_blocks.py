@@ -87,7 +87,7 @@ class BlockForm:
     ) -> GroupedWeight:
         """Decodes rows of blocks, or ranges of their columns, to the form that kernels read, some rows at a time."""
         at_once = max(1, _CHUNK // (rows.shape[1] // self.size * self.columns))
-        decoded = map(self.decoded, rows.split(at_once))
+        decoded = map(self.decoded, torch.split(rows, at_once))
         parts = [(part if columns is None else part.columns(columns)).grouped(dtype) for part in decoded]
         return parts[0] if len(parts) == 1 else rows_joined(parts)
 
