@@ -386,6 +386,30 @@ SECTIONS: dict[str, Sequence[Limit]] = {
     ],
     "Memory of the gateway": [
         constant(
+            "copies for canaries at a time",
+            "mini_infer_gateway.pipeline.canary.copies:MAX_COPIES",
+            as_count,
+            "not copied",
+        ),
+        constant(
+            "a request that is copied",
+            "mini_infer_gateway.pipeline.canary.copies:MAX_COPY_BYTES",
+            as_bytes,
+            "not copied",
+        ),
+        constant(
+            "copies and replays that are sent",
+            "mini_infer_gateway.pipeline.canary.copies:MAX_SENT",
+            as_count,
+            "not copied",
+        ),
+        constant(
+            "a prompt that is replayed",
+            "mini_infer_gateway.pipeline.canary.replay:MAX_PROMPT_TOKENS",
+            as_count,
+            "not compared",
+        ),
+        constant(
             "services whose load is counted for scaling",
             "mini_infer_gateway.pipeline.service_loads:MAX_SERVICES",
             as_count,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mini_infer_contract.rollouts import ROLLOUTS_PATH
 from mini_infer_contract.scaling import SCALING_PATH
 from tests.operator.test_scale import ready_engines
 from tests.support.control_plane import ControlPlane
@@ -18,18 +19,21 @@ SCALING = {"minReplicas": 0, "maxReplicas": 3, "windows": {"downSeconds": 2, "ze
 
 
 class StubGateway:
-    """Reports the load that a test sets, by service."""
+    """Reports the load that a test sets, by service, and the figures of canaries."""
 
     def __init__(self) -> None:
         self.services: dict[str, dict[str, Any]] = {}
+        self.rollouts: dict[str, dict[str, Any]] = {}
+        """Figures by service and revision."""
         self.reads = 0
         stub = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 stub.reads += 1
-                body = json.dumps({"started_s": 1.0, "services": stub.services}).encode()
-                self.send_response(200 if self.path == SCALING_PATH else 404)
+                found = {SCALING_PATH: stub.services, ROLLOUTS_PATH: stub.rollouts}
+                body = json.dumps({"started_s": 1.0, "services": found.get(self.path, {})}).encode()
+                self.send_response(200 if self.path in found else 404)
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

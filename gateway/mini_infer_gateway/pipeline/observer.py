@@ -96,8 +96,9 @@ class Observers:
         self._observers = observers
 
     def begin(self, scope: Scope, now_s: float) -> RequestTrace:
-        """Returns a trace that reports to those of all observers."""
-        return _Traces([observer.begin(scope, now_s) for observer in self._observers])
+        """Returns a trace that reports to those of all observers that take an interest."""
+        traces = [trace for one in self._observers if (trace := one.begin(scope, now_s)) is not NOBODY]
+        return traces[0] if len(traces) == 1 else _Traces(traces)
 
 
 class _Nobody:

@@ -52,7 +52,7 @@ class Rollout(ApiModel):
     )
     paused: bool | None = None
     """While true, edits of the spec wait and engines go on as they were; replicas are scaled all the same, and a
-    rollout that has begun goes on. `mini-infer rollout pause` and `resume` write it."""
+    rollout that has begun goes on, but a canary stays at its step. `mini-infer rollout pause` and `resume` write it."""
     max_surge: CountOrPercent | None = None
     """Engines above `replicas` while a rollout runs, as a number or a percentage rounded up; 1 if left out."""
     max_unavailable: CountOrPercent | None = None

@@ -1,0 +1,1 @@
+"""Faults of engines for `benchmarks/canary.py`."""
