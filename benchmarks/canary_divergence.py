@@ -77,7 +77,7 @@ def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     options = parser.parse_args()
-    common = {"device": options.device, "max_model_len": 2048, "kv_cache_memory": 256 << 20}
+    common = {"device": options.device, "max_model_len": 2048, "kv_cache_memory": 256 << 20, "enforce_eager": True}
     found: dict[str, dict[str, float | bool]] = {}
     folder = Path(tempfile.mkdtemp())
     try:
