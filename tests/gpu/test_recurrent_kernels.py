@@ -97,8 +97,12 @@ class World:
         state = StateSpec(3, spec.convolution_channels, spec.kernel_size - 1, spec.state_shape, dtype)
         self.pools = [StatePool(state, StateSlots(state.slot_bytes, 6, 6), DEVICE) for _ in range(2)]
         for pool in self.pools:
-            for seed, tensor in enumerate(pool.tensors):
+            for seed, tensor in enumerate((pool.convolutions, pool.states)):
                 tensor.copy_(normal(*tensor.shape, dtype=tensor.dtype, seed=seed))
+
+    def tensors(self, pool: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the memory of one of the pools."""
+        return self.pools[pool].convolutions, self.pools[pool].states
 
     def compute(self, one: Any, tokens: int) -> torch.Tensor:
         """Returns the output of a pass for random projections, which are the same for every pass."""
@@ -165,7 +169,7 @@ def test_blocks_equal_torch_when_they_are_in_bf16(kind: str, rows: list[Row]) ->
 def test_padding_changes_no_state_when_slots_are_on_the_device(kind: str) -> None:
     world = World(kind, FP32)
     attention: Any = NoAttention()
-    before = [tensor.clone() for tensor in world.pools[1].tensors]
+    before = [tensor.clone() for tensor in world.tensors(1)]
     padding = world.pools[1].slots.num_sequences
     slots = torch.tensor([4, 1, padding, padding], dtype=torch.int32, device=DEVICE)
     tables = decode_tables(slots, blank_steps(4, DEVICE), padding)
@@ -175,7 +179,7 @@ def test_padding_changes_no_state_when_slots_are_on_the_device(kind: str) -> Non
     assert error(actual[:2], expected[:2]) <= 300.0
     assert not actual[2:].any()
     others = [slot for slot in range(12) if slot not in (4, 1)]
-    for mine, theirs, untouched in zip(world.pools[1].tensors, world.pools[0].tensors, before, strict=True):
+    for mine, theirs, untouched in zip(world.tensors(1), world.tensors(0), before, strict=True):
         assert torch.equal(mine[others], untouched[others])
         if mine.numel():
             assert error(mine[[4, 1]], theirs[[4, 1]]) <= 300.0
@@ -196,7 +200,7 @@ def test_blocks_equal_torch_when_tables_are_padded(kind: str) -> None:
     assert error(actual[:tokens], expected[:tokens]) <= 300.0
     assert not actual[tokens:].any()
     kept = [slot for slot in range(12) if slot != 1]
-    for mine, theirs in zip(world.pools[1].tensors, world.pools[0].tensors, strict=True):
+    for mine, theirs in zip(world.tensors(1), world.tensors(0), strict=True):
         if mine.numel():
             assert error(mine[kept], theirs[kept]) <= 300.0
 

@@ -50,7 +50,7 @@ def assert_nothing_is_allocated(engine: Engine) -> None:
     assert not scheduler.running
     assert not scheduler.waiting
     assert scheduler.kv_cache.pool.num_free == scheduler.kv_cache.pool.num_pages
-    assert sorted(scheduler._free_slots) == list(range(64))
+    assert sorted(scheduler.slots._free) == list(range(64))
 
 
 @pytest.mark.timeout(170)

@@ -29,7 +29,7 @@ class FakeWorker:
     """Commands of the core that no test has looked at."""
     identity: Any = field(
         default_factory=lambda: SimpleNamespace(
-            engine_id="me", memory=SimpleNamespace(layout=SimpleNamespace(tp_size=1))
+            engine_id="me", memory=SimpleNamespace(layout=SimpleNamespace(tp_size=1, states=None))
         )
     )
 

@@ -226,7 +226,7 @@ class World:
         assert pool.references == uses
         assert pool.num_free == uses.count(0)
         assert sorted([*pool._blank, *pool._cached]) == [page for page, count in enumerate(uses) if not count]
-        slots = [sequence.slot for sequence in placed] + scheduler._free_slots
+        slots = [sequence.slot for sequence in placed] + scheduler.slots._free
         groups = {id(one.group): one.group for one in scheduler.running if one.group is not None}
         slots += [slot for group in groups.values() for slot in group.free_slots]
         assert len(slots) == scheduler._max_num_seqs

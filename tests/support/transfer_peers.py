@@ -10,7 +10,7 @@ import zmq
 
 from mini_infer_engine.core.request import Request, SamplingParams, TokenLogprobs
 from mini_infer_engine.kv_transfer.consumer import KVConsumerLimits
-from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span, head_shares, pieces
+from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Pool, Span, head_shares, pieces
 from mini_infer_engine.kv_transfer.protocol import wire
 from mini_infer_engine.kv_transfer.staging_slots import Area, StagingBuffer, blocks, blocks_for, chunks
 from mini_infer_engine.kv_transfer.topology.mapped_memory import SharedPool
@@ -83,7 +83,7 @@ class PretendedTransport:
     def staging_area(self, engine_id: str, span: Span) -> Area | None:
         return "host" if self.is_staged else None
 
-    def slot_bytes(self, engine_id: str, area: Area) -> int:
+    def slot_bytes(self, engine_id: str, area: Area, pool: Pool = "pages") -> int:
         return min(SLOT_BYTES, self.peers[engine_id][1].ranks[0].staging[area].slot_bytes)
 
     def stage(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:

@@ -285,7 +285,27 @@ class KVCacheManager:
         self.host_pages.release_all(sequence.host_pages)
         sequence.host_pages = []
 
-    # Pages that transfers to and from other engines use.
+    # Pages and recurrent states that transfers to and from other engines use.
+
+    def received(self, sequence: Sequence) -> None:
+        """Records that keys and values of the first tokens, and the state after them, have come from another engine."""
+
+    def take_retained_state(self, sequence: Sequence) -> int | None:
+        """Returns the checkpoint of the recurrent state before the last token of a prompt with `retains_kv`, whose user
+        the caller is from now on; None if there is none.
+        """
+        del sequence
+        return None
+
+    def pin_cached_state(self, token_ids: Items[int], root: bytes, num_tokens: int) -> int | None:
+        """Returns the checkpoint of the recurrent state after a prefix that `longest_cached` has found, which is not
+        evicted before `unpin_state`; None if there is none.
+        """
+        del token_ids, root, num_tokens
+        return None
+
+    def unpin_state(self, checkpoint: int) -> None:
+        """Ends the use of a checkpoint by a transfer."""
 
     def pin(self, pages: Items[int]) -> None:
         """Retains pages for a transfer, whatever becomes of their sequences."""

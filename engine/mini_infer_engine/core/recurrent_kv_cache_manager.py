@@ -11,9 +11,10 @@ prompt, part there, and the next will do so too (Pan et al. 2024, Marconi, arXiv
 """
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
-from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
+from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys
 from mini_infer_engine.core.batch import NO_SWAP, Row, StateSwap, SwapSpace
 from mini_infer_engine.core.kv_cache_manager import KVCacheManager
 from mini_infer_engine.core.page_allocator import PageAllocator
@@ -37,6 +38,8 @@ class _SequenceState:
     """The key of the last checkpoint that was taken while it decoded: the next one replaces it."""
     host_state: int | None = None
     """The state in main memory that is copied to its slot before its next row."""
+    retained: int | None = None
+    """The checkpoint of the state before the last token of a prompt that another engine will read."""
 
 
 class RecurrentKVCacheManager(KVCacheManager):
@@ -112,6 +115,8 @@ class RecurrentKVCacheManager(KVCacheManager):
             if state.source is not None:
                 row.state_source = state.source
                 read.append(state.source)
+                if sequence.request.retains_kv and row.start == sequence.num_prefill - 1:
+                    state.retained = self.checkpoints.share(state.source)
                 state.source = None
             if state.host_state is not None:
                 transfers.states_in.append(StateSwap(row.slot, state.host_state))
@@ -136,7 +141,14 @@ class RecurrentKVCacheManager(KVCacheManager):
                 self.checkpoints.touch(key)
             elif (slot := self.checkpoints.reserve()) is not None:
                 state.written.append((num_blocks, slot))
+                if sequence.request.retains_kv and boundary == sequence.num_prefill - 1:
+                    state.retained = self.checkpoints.share(slot)
                 yield boundary - row.start, slot
+        before_last = sequence.num_prefill - 1
+        is_missing = sequence.request.retains_kv and state.retained is None
+        if is_missing and row.start < before_last <= end and (slot := self.checkpoints.reserve()) is not None:
+            state.retained = slot
+            yield before_last - row.start, slot
 
     def cache_blocks(self, sequence: Sequence) -> None:
         """Publishes the blocks of known tokens that launched passes compute, and the checkpoints after them."""
@@ -164,6 +176,41 @@ class RecurrentKVCacheManager(KVCacheManager):
                 self.checkpoints.release(slot)
             if state.host_state is not None:
                 self.host_states.release(state.host_state)
+            if state.retained is not None:
+                self.checkpoints.release(state.retained)
+
+    # States that transfers to and from other engines use.
+
+    def received(self, sequence: Sequence) -> None:
+        """Has a sequence go on from the state at its slot, instead of a checkpoint of its own."""
+        state = self._states[sequence]
+        if state.source is not None:
+            self.checkpoints.release(state.source)
+            state.source = None
+
+    def take_retained_state(self, sequence: Sequence) -> int | None:
+        """Returns the checkpoint before the last token of a prompt, whose user the caller is from now on."""
+        state = self._states[sequence]
+        checkpoint, state.retained = state.retained, None
+        return checkpoint
+
+    def longest_cached(self, token_ids: Items[int], root: bytes) -> tuple[list[int], int]:
+        """Returns the pages of the longest cached prefix after which there is a checkpoint, less than all tokens."""
+        pages, num_tokens = super().longest_cached(token_ids, root)
+        num_blocks = min(num_tokens, len(token_ids) - 1) // BLOCK_SIZE_TOKENS
+        count = self.checkpoints.longest(block_keys(token_ids, root), num_blocks, self._blocks_per_page)
+        return pages[: count // self._blocks_per_page], count * BLOCK_SIZE_TOKENS
+
+    def pin_cached_state(self, token_ids: Items[int], root: bytes, num_tokens: int) -> int | None:
+        """Returns the checkpoint after a prefix of whole pages, which is not evicted before `unpin_state`."""
+        keys = block_keys(token_ids[:num_tokens], root)
+        return self.checkpoints.acquire(keys[-1]) if keys and keys[-1] in self.checkpoints else None
+
+    def unpin_state(self, checkpoint: int) -> None:
+        """Ends the use of a checkpoint by a transfer."""
+        self.checkpoints.release(checkpoint)
+
+    # States in main memory.
 
     def swap_out(self, sequence: Sequence) -> bool:
         """Has the next pass copy pages and state of a sequence to main memory, if there is room and recomputing would

@@ -25,6 +25,7 @@ from mini_infer_engine.core.prefix_cache import Hit
 from mini_infer_engine.core.request import NO_TARGETS
 from mini_infer_engine.core.scheduling.policy import Pending, PriorityPolicy, SchedulingPolicy
 from mini_infer_engine.core.sequence import Sequence, State
+from mini_infer_engine.core.slot_allocator import SlotAllocator
 from mini_infer_engine.core.speculation.planner import NoSpeculation, SpeculationPlanner
 from mini_infer_engine.core.step import Refusal, Step
 
@@ -74,7 +75,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._speculation = NoSpeculation() if speculation is None else speculation
         self._max_num_seqs = max_num_seqs
-        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self.slots = SlotAllocator(max_num_seqs)
         self._token_budget = token_budget
         self._chunk_limit = max(chunk_limit, chunk_alignment)
         self._chunk_alignment = chunk_alignment
@@ -121,7 +122,8 @@ class Scheduler:
         for member in list(group.members):
             self._leave(member, why)
         del group.members[1:]
-        self._free_slots += group.free_slots
+        for slot in group.free_slots:
+            self.slots.release(slot)
         group.free_slots = []
 
     def _leave(self, sequence: Sequence, why: State) -> None:
@@ -143,7 +145,7 @@ class Scheduler:
 
         `may_swap` is True if its pages have valid contents, so that they may be kept in main memory.
         """
-        self._free_slots.append(sequence.slot)
+        self.slots.release(sequence.slot)
         goes_back = sequence.state is State.PREEMPTED and sequence.leads
         sequence.state = State.ENDED
         if goes_back:
@@ -164,11 +166,14 @@ class Scheduler:
     # A sequence whose keys and values come from another engine.
 
     def received(self, sequence: Sequence, num_tokens: int) -> None:
-        """Runs a sequence from now on: its pages have received the keys and values of its first `num_tokens` tokens."""
+        """Runs a sequence from now on: its pages have received the keys and values of its first `num_tokens` tokens,
+        and its slot the recurrent state after them.
+        """
         self._end_receiving(sequence)
         sequence.state = State.RUNNING
         sequence.num_received = max(0, num_tokens - sequence.num_computed)
         sequence.num_computed = max(num_tokens, sequence.num_computed)
+        self.kv_cache.received(sequence)
         self.kv_cache.cache_blocks(sequence)
 
     def not_received(self, sequence: Sequence) -> None:
@@ -177,7 +182,7 @@ class Scheduler:
         """
         self._end_receiving(sequence)
         sequence.state = State.WAITING
-        self._free_slots.append(sequence.slot)
+        self.slots.release(sequence.slot)
         self._free(sequence)
         insort(self.waiting, sequence, key=_order)
 
@@ -358,8 +363,10 @@ class Scheduler:
 
         A sequence that waits for pages that other engines pin is overtaken: those pages come back whatever runs here.
         """
+        if self.waiting and self.slots.are_all_kept_out:
+            plan.step.kept_out.append(self.waiting[0])
         index = 0
-        while plan.token_budget and self._free_slots and index < len(self.waiting) and index < MAX_SKIPPED:
+        while plan.token_budget and self.slots.num_free and index < len(self.waiting) and index < MAX_SKIPPED:
             if len(self.running) >= plan.max_running:
                 return
             sequence = self.waiting[index]
@@ -487,15 +494,15 @@ class Scheduler:
         It leaves free pages for sixteen more tokens of each running sequence. Without them the newcomer would be
         preempted a few steps later, and its prefill would have been for nothing.
         """
-        if sequence.num_slots > len(self._free_slots):
+        if sequence.num_slots > self.slots.num_free:
             return False
         is_first = sequence.num_cached is None
         headroom = len(self.running) * BLOCK_SIZE_TOKENS
         if not self.kv_cache.allocate_slots(step, sequence, hit, num_headroom_tokens=headroom):
             return False
-        sequence.slot = self._free_slots.pop()
+        sequence.slot = self.slots.allocate()
         if sequence.group is not None:
-            sequence.group.free_slots = [self._free_slots.pop() for _ in range(sequence.num_slots - 1)]
+            sequence.group.free_slots = [self.slots.allocate() for _ in range(sequence.num_slots - 1)]
             sequence.group.order = sequence.group.order or sequence.order
         sequence.num_prefill = len(sequence.token_ids)
         sequence.state = State.RUNNING

@@ -43,6 +43,11 @@ class StateCheckpoints:
         self._store.acquire(slot)
         return slot
 
+    def share(self, slot: int) -> int:
+        """Adds a user to a slot that has one. Returns the slot."""
+        self._store.acquire(slot)
+        return slot
+
     def touch(self, key: bytes) -> None:
         """Makes a checkpoint the last to be evicted, if nothing uses it."""
         self._store.touch(self._slots[key])

@@ -40,13 +40,27 @@ ANY_VOCABULARY = 1 << 32
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Pinned:
+    """What a transfer reads or writes, and nothing else may reuse meanwhile."""
+
+    pages: list[int]
+    slot: int | None = None
+    """The slot of a running sequence, whose recurrent state is read or written."""
+    checkpoint: int | None = None
+    """A checkpoint of recurrent state that is read."""
+
+
+_NOTHING = _Pinned([])
+
+
 @dataclass(slots=True)
 class _Receiving:
     request: Request
     address: str
     """Address of the engine that sends the keys and values."""
-    pages: list[int]
-    """The sequence's pages, which are pinned."""
+    pinned: "_Pinned"
+    """The sequence's pages, and its slot if the model has recurrent states."""
     has_failed: bool = False
     """True if the transfer has failed and the other engine may still write: it has not reported that it stopped."""
 
@@ -57,13 +71,15 @@ class _Sending:
     sent: int
     """Tokens that the consumer has already, or that were handed to the transfer thread."""
     alignment: int
+    has_state: bool = False
+    """True if the recurrent state after all tokens was handed over."""
 
 
 @dataclass(slots=True)
 class _Retained:
     token_ids: list[int]
-    pages: list[int]
-    """The prompt's pages, which are pinned."""
+    pinned: _Pinned
+    """The prompt's pages, and the checkpoint before its last token if the model has recurrent states."""
 
 
 def any_request(request: Request) -> None:
@@ -99,6 +115,7 @@ class TransferConnector:
         """
         self.falls_back = falls_back
         self._worker, self._scheduler, self._kv_cache = worker, scheduler, scheduler.kv_cache
+        self._has_states = worker.identity.memory.layout.states is not None
         self._model_revision = model_revision
         self._advertised = advertised
         self._retain_s = min(lease_s * _RETAINED_LEASES, MAX_LEASE_S)
@@ -113,8 +130,8 @@ class TransferConnector:
         """Prompts that are computed for other engines, by request id."""
         self._retained: dict[str, _Retained] = {}
         self._retained_leases: LeaseTable[str] = LeaseTable()
-        self._pins: dict[tuple[str, int], list[int]] = {}
-        """Pages that are read by or written to other engines, by key and serial number; a grant has the number -1."""
+        self._pins: dict[tuple[str, int], _Pinned] = {}
+        """What other engines read or are given, by key and serial number; a grant has the number -1."""
         self._next_grants: list[events.Grant] = []
         """Grants for the next call of `take`: a launched pass may still be writing the cached blocks."""
         self._unasked: list[NotReceived] = []
@@ -147,7 +164,7 @@ class TransferConnector:
         self._skipped[reason] += 1
 
     def receive(self, sequence: Sequence) -> None:
-        """Pins the sequence's pages, and has the transfer thread request their content.
+        """Pins the sequence's pages and its slot, and has the transfer thread request their content.
 
         If an earlier transfer from the same engine has failed and is not settled, it refuses at once instead.
         """
@@ -160,8 +177,9 @@ class TransferConnector:
             return
         first = sequence.num_computed
         pages = list(sequence.pages)
-        self._pin(pages)
-        self._receiving[job] = _Receiving(request, source.address, pages)
+        slot = sequence.slot if self._has_states else None
+        pinned = self._pin(_Pinned(pages, slot))
+        self._receiving[job] = _Receiving(request, source.address, pinned)
         resumed = sequence.token_ids[sequence.num_prompt :].tolist()
         remote_request = msgspec.structs.replace(
             request,
@@ -171,7 +189,7 @@ class TransferConnector:
             kv_source=None,
             retains_kv=False,
         )
-        self._worker.do(events.Take(job, remote_request, source, pages, first, len(sequence.token_ids)))
+        self._worker.do(events.Take(job, remote_request, source, pages, first, len(sequence.token_ids), slot))
 
     def cancel(self, sequence: Sequence) -> None:
         """Has the transfer thread cancel the sequence's jobs. Its pages stay pinned until the jobs are settled."""
@@ -243,8 +261,8 @@ class TransferConnector:
         work.abort.extend(self._sending)
         self._sending.clear()
         self._next_grants.clear()
-        for pages in self._pins.values():
-            self._unpin(pages)
+        for pinned in self._pins.values():
+            self._unpin(pinned)
         self._pins.clear()
         for request_id in list(self._retained):
             self._drop_retained(request_id)
@@ -267,18 +285,18 @@ class TransferConnector:
                 receiving.has_failed = True
                 work.came.append(NotReceived(receiving.request.request_id, reason, message))
             case events.Settled(job):
-                self._unpin(self._receiving.pop(job).pages)
+                self._unpin(self._receiving.pop(job).pinned)
             case events.PrefillRequest():
                 self._accept(event, work)
             case events.KVRequest():
                 self._grant_read(event)
             case events.SendDone(key, serial):
-                self._unpin(self._pins.pop((key, serial), []))
+                self._unpin(self._pins.pop((key, serial), _NOTHING))
             case events.JobEnded(key):
                 if self._sending.pop(_PREFIX + key, None) is not None:
                     work.abort.append(_PREFIX + key)
                 self._next_grants = [grant for grant in self._next_grants if grant.key != key]
-                self._unpin(self._pins.pop((key, -1), []))
+                self._unpin(self._pins.pop((key, -1), _NOTHING))
 
     def _accept(self, requested: events.PrefillRequest, work: Work) -> None:
         """Has the engine compute another engine's prompt, if a client could request the same."""
@@ -333,6 +351,8 @@ class TransferConnector:
         if request.retains_kv and num_tokens >= sequence.num_prefill and request.request_id not in self._retained:
             self._retain(sequence)
         self._give(sequence, num_tokens, None)
+        if self._has_states and num_tokens >= sequence.num_prefill:
+            self._give_state(sequence)
 
     def _retain(self, sequence: Sequence) -> None:
         """Retains a prompt's pages for another engine. The oldest leases end if there would be too many pages.
@@ -343,12 +363,15 @@ class TransferConnector:
         pages = sequence.pages[: self._kv_cache.pages_for(sequence.num_prefill)]
         if self._is_off or len(pages) > self._most_retained:
             return
+        checkpoint = self._kv_cache.take_retained_state(sequence)
+        if self._has_states and checkpoint is None:  # no slot was free for it
+            return
         while self._num_retained + len(pages) > self._most_retained:
             self._expired += 1
             self._drop_retained(next(iter(self._retained)))
-        self._pin(pages)
+        pinned = self._pin(_Pinned(pages, checkpoint=checkpoint))
         self._num_retained += len(pages)
-        self._retained[request_id] = _Retained(sequence.token_ids[: sequence.num_prefill].tolist(), pages)
+        self._retained[request_id] = _Retained(sequence.token_ids[: sequence.num_prefill].tolist(), pinned)
         self._retained_leases.open(request_id, time.monotonic(), self._retain_s)
 
     def _give(self, sequence: Sequence, num_tokens: int, layers: LayerProgress | None) -> None:
@@ -361,11 +384,21 @@ class TransferConnector:
         if end <= sending.sent:
             return
         pages, serial = list(sequence.pages), next(self._serials)
-        pinned = pages[: self._kv_cache.pages_for(end)]
-        self._pin(pinned)
-        self._pins[sending.key, serial] = pinned
+        self._pins[sending.key, serial] = self._pin(_Pinned(pages[: self._kv_cache.pages_for(end)]))
         self._worker.do(events.Send(sending.key, serial, pages, sending.sent, end, layers))
         sending.sent = end
+
+    def _give_state(self, sequence: Sequence) -> None:
+        """Hands over the recurrent state after a prompt, which is at its slot: a prompt of another engine ends with its
+        first token, and gets no more rows.
+        """
+        sending = self._sending.get(sequence.request.request_id)
+        if sending is None or sending.has_state:
+            return
+        serial = next(self._serials)
+        self._pins[sending.key, serial] = self._pin(_Pinned([], sequence.slot))
+        self._worker.do(events.Send(sending.key, serial, [sequence.slot], 0, 1, pool="states"))
+        sending.has_state = True
 
     def divert(self, outputs: list[Output]) -> list[Output]:
         """Returns the outputs of this engine's own requests. Outputs for other engines are sent to them."""
@@ -396,7 +429,7 @@ class TransferConnector:
         params: dict[str, Any] = {
             "do_remote_prefill": True,
             "do_remote_decode": False,
-            "remote_block_ids": [retained.pages],
+            "remote_block_ids": [retained.pinned.pages],
             "remote_engine_id": self._worker.identity.engine_id,
             "remote_request_id": output.request_id,
             "remote_host": host,
@@ -417,8 +450,8 @@ class TransferConnector:
 
     def _release_retained(self, request_id: str) -> None:
         retained = self._retained.pop(request_id)
-        self._num_retained -= len(retained.pages)
-        self._unpin(retained.pages)
+        self._num_retained -= len(retained.pinned.pages)
+        self._unpin(retained.pinned)
 
     def _grant_read(self, requested: events.KVRequest) -> None:
         if requested.retained_id:
@@ -433,9 +466,10 @@ class TransferConnector:
                 return
             self._retained_leases.close(requested.retained_id)
             del self._retained[requested.retained_id]
-            self._num_retained -= len(retained.pages)
-            self._pins[requested.key, -1] = retained.pages  # pinned already
-            self._worker.do(events.Grant(requested.key, retained.pages, len(retained.token_ids)))
+            self._num_retained -= len(retained.pinned.pages)
+            self._pins[requested.key, -1] = retained.pinned  # pinned already
+            num_tokens = len(retained.token_ids) - (1 if self._has_states else 0)
+            self._worker.do(self._grant(requested.key, retained.pinned, num_tokens))
             return
         self._grant_prefix(requested)
 
@@ -445,20 +479,36 @@ class TransferConnector:
             return
         root = root_key(self._model_revision, salt=requested.cache_salt)
         pages, num_tokens = self._kv_cache.longest_cached(requested.token_ids, root)
-        self._pin(pages)
-        self._pins[requested.key, -1] = pages
-        self._next_grants.append(events.Grant(requested.key, pages, num_tokens))
+        checkpoint = self._kv_cache.pin_cached_state(requested.token_ids, root, num_tokens)
+        pinned = self._pins[requested.key, -1] = self._pin(_Pinned(pages, checkpoint=checkpoint))
+        self._next_grants.append(self._grant(requested.key, pinned, num_tokens))
+
+    def _grant(self, key: str, pinned: _Pinned, num_tokens: int) -> events.Grant:
+        """Returns the grant of a read. Slots of checkpoints follow those of running sequences."""
+        checkpoint = pinned.checkpoint
+        state_slot = None if checkpoint is None else self._scheduler.slots.num_slots + checkpoint
+        return events.Grant(key, pinned.pages, num_tokens, state_slot)
 
     # -- Pins
 
-    def _pin(self, pages: list[int]) -> None:
-        """Pins pages from token 0 on: in the prefix cache a block must not outlive the one before it."""
-        self._kv_cache.pin(pages)
-        self._pinned += len(pages)
+    def _pin(self, pinned: _Pinned) -> _Pinned:
+        """Pins pages from token 0 on, for in the prefix cache a block must not outlive the one before it, and a slot.
 
-    def _unpin(self, pages: list[int]) -> None:
-        self._kv_cache.unpin(pages)
-        self._pinned -= len(pages)
+        Its checkpoint is the caller's already.
+        """
+        self._kv_cache.pin(pinned.pages)
+        self._pinned += len(pinned.pages)
+        if pinned.slot is not None:
+            self._scheduler.slots.pin(pinned.slot)
+        return pinned
+
+    def _unpin(self, pinned: _Pinned) -> None:
+        self._kv_cache.unpin(pinned.pages)
+        self._pinned -= len(pinned.pages)
+        if pinned.slot is not None:
+            self._scheduler.slots.unpin(pinned.slot)
+        if pinned.checkpoint is not None:
+            self._kv_cache.unpin_state(pinned.checkpoint)
 
     @property
     def stats(self) -> KVTransferStats:

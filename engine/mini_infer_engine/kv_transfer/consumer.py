@@ -29,14 +29,14 @@ from mini_infer_engine.kv_transfer.estimates import (
     prefill_estimate_s,
     read_estimate_s,
 )
-from mini_infer_engine.kv_transfer.layout import KVLayout, Span
+from mini_infer_engine.kv_transfer.layout import KVLayout, Span, state_span
 from mini_infer_engine.kv_transfer.producer import Load
 from mini_infer_engine.kv_transfer.protocol import events, wire
 from mini_infer_engine.kv_transfer.protocol.handshake import handshake_refusal
 from mini_infer_engine.kv_transfer.protocol.message_checks import granted_fault, written_fault
 from mini_infer_engine.kv_transfer.staging_slots import RECEIVE_SLOTS, Area, Slots
 from mini_infer_engine.kv_transfer.stats import Counters
-from mini_infer_engine.kv_transfer.transport import Motion, Transport, TransportError
+from mini_infer_engine.kv_transfer.transport import Motion, Motions, Transport, TransportError
 from mini_infer_process import zmq_limits
 from mini_infer_process.curve import secure_client
 
@@ -88,6 +88,8 @@ class _Job:
     estimate_s: float | None = None
     motion: Motion | None = None
     """The read from pool to pool, if one is in flight."""
+    awaits_written: bool = False
+    """True if some of what was granted comes through staging slots, and `AllWritten` has to follow."""
     receive_slots: dict[int, _ReceiveSlot] = field(default_factory=dict)
     """Slots that are receive_slot to the producer, by its serial numbers, until their content is in the job's pages."""
     last: wire.Prefilled | wire.AllWritten | None = None
@@ -257,12 +259,14 @@ class KVConsumer:
         take = job.take
         job.stage = "asked"
         tokens = take.num_tokens - take.first_token
-        job.num_bytes = tokens * self._layout.group_token_bytes
+        job.num_bytes = tokens * self._layout.group_token_bytes + self._layout.state_bytes
         if take.source.how == "prefill":
             job.deadline_s = now_s + min(_ANSWER_S, self._limits.timeout_s)
             self._send(
                 peer,
-                wire.PrefillRequested(take.job, take.request, take.pages, take.first_token, self._limits.lease_s),
+                wire.PrefillRequested(
+                    take.job, take.request, take.pages, take.first_token, self._limits.lease_s, take.state_slot
+                ),
             )
             return
         job.deadline_s = now_s + min(_GRANT_S, self._limits.timeout_s)
@@ -414,32 +418,49 @@ class KVConsumer:
         take, rate = job.take, peer.bytes_per_s.per_s
         end = min(granted.num_tokens, take.num_tokens)
         first = take.first_token - take.first_token % self._layout.page_size
-        job.num_bytes = max(0, end - first) * self._layout.group_token_bytes
-        if peer.party is None or (fault := granted_fault(granted, peer.party.layout)):
+        job.num_bytes = max(0, end - first) * self._layout.group_token_bytes + self._layout.state_bytes
+        job.awaits_written = granted.is_staged or granted.is_state_staged
+        is_settled = not job.awaits_written  # else its writes to our slots end with its `Released`
+        if peer.party is None or (fault := granted_fault(granted, peer.party.layout, take.num_tokens)):
             self._send(peer, wire.Release([take.job]))
-            self._fail(peer, job, "bad_message", fault if peer.party else "it has not greeted", is_settled=True)
+            self._fail(peer, job, "bad_message", fault if peer.party else "it has not greeted", is_settled=is_settled)
         elif end <= take.first_token:
             self._send(peer, wire.Release([take.job]))
-            self._fail(peer, job, "not_held", "it has no more of the prompt than this engine", is_settled=True)
+            self._fail(peer, job, "not_held", "it has no more of the prompt than this engine", is_settled=is_settled)
         elif take.source.how == "prefix" and not fetching_pays(
             end - first, job.num_bytes, rate, self._load.prefill_tokens_per_s, peer.refused_fetches
         ):
             peer.refused_fetches += 1
             self._send(peer, wire.Release([take.job]))
-            self._fail(peer, job, "computing_is_cheaper", "this engine computes them sooner", is_settled=True)
+            self._fail(peer, job, "computing_is_cheaper", "this engine computes them sooner", is_settled=is_settled)
         else:
             try:
-                span = Span(take.pages, granted.pages, first, end)
-                if not granted.is_staged:
-                    job.motion = self._transport.start(peer.party.engine_id, "read", span)
+                job.motion = self._begin_read(peer.party.engine_id, take, granted, first, end)
             except Exception as error:
                 if not isinstance(error, TransportError):
                     self._faults.record(f"a read from {peer.address}", error)
-                self._fail_transport(peer, job, str(error), is_settled=True)
+                self._fail_transport(peer, job, str(error), is_settled=is_settled)
             else:
                 job.stage, job.granted_tokens, job.started_s = "reading", end, now_s
                 job.estimate_s = read_estimate_s(job.num_bytes, rate) or None
                 job.deadline_s = min(now_s + late_after_s(job.estimate_s, self._limits.timeout_s), job.lease_end_s)
+
+    def _begin_read(
+        self, engine_id: str, take: events.Take, granted: wire.KVGranted, first: int, end: int
+    ) -> Motion | None:
+        """Begins to read what was granted from pool to pool. Returns None if all of it comes through staging slots."""
+        spans = [] if granted.is_staged else [Span(take.pages, granted.pages, first, end)]
+        if granted.state_slot is not None and not granted.is_state_staged:
+            spans.append(state_span(take.state_slot, granted.state_slot))
+        motions: list[Motion] = []
+        for span in spans:
+            try:
+                motions.append(self._transport.start(engine_id, "read", span))
+            except TransportError:
+                if not motions:
+                    raise
+                return Motions(motions, has_failed=True)  # the first one goes on
+        return Motions(motions) if motions else None
 
     def _fail_transport(self, peer: _Peer, job: _Job, message: str, *, is_settled: bool) -> None:
         """Ends a job after a failure of the transport, and has the next job connect anew.
@@ -485,7 +506,10 @@ class KVConsumer:
             self._free(job, written.serial)
             self._fail_transport(peer, job, fault, is_settled=False)
             return
-        span = Span(job.take.pages, [], written.begin, written.end, written.layers)
+        if written.pool == "pages":
+            span = Span(job.take.pages, [], written.begin, written.end, written.layers)
+        else:
+            span = msgspec.structs.replace(state_span(job.take.state_slot, None), layers=written.layers)
         try:
             receive_slot.placing = self._transport.place(
                 peer.party.engine_id, receive_slot.area, receive_slot.slot, span
@@ -604,7 +628,8 @@ class KVConsumer:
                     self._fail_transport(peer, job, message, is_settled=False)
         if job.motion is not None and (progress := job.motion.progress()) != "busy":
             job.motion = None
-            self._read_ended(peer, job, has_succeeded=progress == "done", now_s=now_s)
+            if progress == "failed" or job.stage == "given_up" or job.last is not None or not job.awaits_written:
+                self._read_ended(peer, job, has_succeeded=progress == "done", now_s=now_s)
         elif job.settles_s is not None and not job.is_reading and now_s >= job.settles_s:
             self._settle(peer, job)
         elif job.last is not None and not job.is_reading and job.stage != "given_up":
@@ -621,12 +646,14 @@ class KVConsumer:
                 self._drop(peer)
 
     def _read_ended(self, peer: _Peer, job: _Job, *, has_succeeded: bool, now_s: float) -> None:
+        is_settled = job.last is not None or not job.awaits_written
         if job.stage != "given_up" and not has_succeeded:
-            self._fail_transport(peer, job, "a read from the other engine has failed", is_settled=True)
+            self._fail_transport(peer, job, "a read from the other engine has failed", is_settled=is_settled)
             return
         self._send(peer, wire.Release([job.take.job]))
         if job.stage == "given_up":
-            self._settle(peer, job)
+            if is_settled:
+                self._settle(peer, job)
         elif time.monotonic() >= job.lease_end_s:
             message = "what was read may be another prompt's by now: the lease has expired"
             self._fail(peer, job, "lease_expired", message, is_settled=True)

@@ -4,6 +4,9 @@ tokens. It touches no memory.
 A pool is [pages, layers, halves, page_size, heads, head]. The halves are keys and values; a model that keeps one tensor
 for each token (as MLA does) has one half. Pools whose page sizes differ are matched run by run. Pools of
 tensor-parallel groups whose ranks have different heads are matched token by token.
+
+Recurrent states are a pool of their own beside the pages (`KVLayout.states`): a slot of one sequence is a page of one
+token, and the bytes of a layer are divided into equal heads that have no meaning.
 """
 
 import math
@@ -17,6 +20,11 @@ from msgspec import Meta
 
 CONVERTIBLE = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes per element of the dtypes that are converted into each other if two engines differ."""
+
+Pool = Literal["pages", "states"]
+"""A pool of an engine: its pages, or the slots of its recurrent states."""
+STATE_UNIT_BYTES = 512
+"""The bytes of a head of a pool of states. Each layer of a slot is padded to a multiple of them."""
 
 
 _Count = Annotated[int, Meta(ge=1, le=1 << 16)]
@@ -42,6 +50,21 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     tp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
     copies: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Number of consecutive ranks that have the same heads."""
+    states: "KVLayout | None" = None
+    """The layout of the pool of recurrent states, if some layers have such a state. It has no `states` itself."""
+
+    def of(self, pool: Pool) -> "KVLayout":
+        """Returns the layout of one of the engine's pools. Raises ValueError if it has no states."""
+        if pool == "pages":
+            return self
+        if self.states is None:
+            raise ValueError("this model has no recurrent states")
+        return self.states
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the recurrent state of one sequence, on all ranks; 0 if there is none."""
+        return 0 if self.states is None else self.states.page_bytes * self.states.tp_size
 
     @property
     def total_heads(self) -> int:
@@ -100,6 +123,8 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
     file: int | None = None
     """File descriptor of this process by which other processes map the pool. None unless it is in shared main memory.
     """
+    states: "KVMemory | None" = None
+    """The pool of recurrent states, whose pages are slots: those of running sequences, then those of checkpoints."""
 
     @property
     def size(self) -> int:
@@ -114,13 +139,17 @@ def layout_fault(layout: KVLayout) -> str:
     size = CONVERTIBLE.get(layout.dtype, 1)
     if layout.head_bytes % size:
         return f"head_bytes is {layout.head_bytes}, no multiple of the {size} bytes of a {layout.dtype}"
-    return ""
+    states = layout.states
+    if states is not None and (states.states is not None or states.page_size != 1 or states.tp_size != layout.tp_size):
+        return "its recurrent states are no pool of one slot for each sequence on each rank"
+    return "" if states is None else layout_fault(states)
 
 
 def layout_refusal(ours: KVLayout, theirs: KVLayout) -> str:
     """Returns the reason why tokens of one pool cannot be copied into the other, or an empty string if they can.
 
-    Page sizes, numbers of ranks and floating-point dtypes may differ, unless the pages are quantised.
+    Page sizes, numbers of ranks and floating-point dtypes may differ, unless the pages are quantised. Recurrent states
+    must be alike on both sides, rank by rank.
     """
     names = ["num_layers", "halves", "scale_bytes", "total_heads"]
     if ours.dtype != theirs.dtype and ours.is_convertible and theirs.is_convertible:
@@ -133,6 +162,17 @@ def layout_refusal(ours: KVLayout, theirs: KVLayout) -> str:
         mine, other = getattr(ours, name), getattr(theirs, name)
         if mine != other:
             return f"{name} of the KV cache is {mine} here and {other} there: start both engines with the same"
+    return _states_refusal(ours, theirs)
+
+
+def _states_refusal(ours: KVLayout, theirs: KVLayout) -> str:
+    if ours.states is None or theirs.states is None:
+        same = ours.states is theirs.states
+        return "" if same else "one of the engines has recurrent states and the other none: serve the same model"
+    for name in ("tp_size", "num_layers", "dtype", "num_heads", "head_bytes"):
+        mine, other = getattr(ours.states, name), getattr(theirs.states, name)
+        if mine != other:
+            return f"{name} of the recurrent states is {mine} here and {other} there: start both engines with the same"
     return ""
 
 
@@ -191,6 +231,14 @@ class Span(msgspec.Struct, frozen=True):
     end: int
     layers: tuple[int, int] | None = None
     """Layers [from, to); None means all."""
+    pool: Pool = "pages"
+    """The pool of both sides. In that of states the pages are slots, and the token of each is its state."""
+
+
+def state_span(our_slot: int | None, their_slot: int | None) -> Span:
+    """Returns the span of the recurrent state of one sequence. None stands for a slot that the motion does not use."""
+    ours, theirs = ([] if slot is None else [slot] for slot in (our_slot, their_slot))
+    return Span(ours, theirs, 0, 1, pool="states")
 
 
 def pieces(

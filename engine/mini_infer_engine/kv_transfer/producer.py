@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from mini_infer_engine.core.faults import FaultLog
 from mini_infer_engine.core.guarded_connector import FAULT
 from mini_infer_engine.kv_transfer.estimates import RateMeter
-from mini_infer_engine.kv_transfer.layout import KVLayout, Span, alignment
+from mini_infer_engine.kv_transfer.layout import KVLayout, Span, alignment, state_span
 from mini_infer_engine.kv_transfer.protocol import events, wire
 from mini_infer_engine.kv_transfer.protocol.handshake import handshake_refusal
 from mini_infer_engine.kv_transfer.protocol.leases import LeaseTable
@@ -47,6 +47,8 @@ class _Prefill:
     job: int
     pages: list[int]
     """The consumer's pages."""
+    state_slot: int | None
+    """The consumer's slot for the recurrent state; None if the model has none."""
     write: "_Write | None" = None
     """The write in flight. There is one at a time, so that writes end in order."""
     waiting: deque[events.Send] = field(default_factory=deque)
@@ -76,17 +78,17 @@ class _Read:
     lease_s: float
     first_token: int
     num_tokens: int
-    staged: StagedWrite | None = None
-    """The staged write to the consumer, or None if the consumer reads from pool to pool."""
+    staged: list[StagedWrite] = field(default_factory=list)
+    """Staged writes to the consumer that have not ended. What else was granted the consumer reads from pool to pool."""
 
 
 @dataclass(slots=True)
 class _Ending:
-    """The rest of a read that has ended while its staged write is still in flight."""
+    """The rest of a read that has ended while staged writes of it are still in flight."""
 
     peer: bytes
     job: int
-    staged: StagedWrite
+    staged: list[StagedWrite]
     is_released: bool = False
     """True if the consumer waits for `Released`."""
 
@@ -106,7 +108,7 @@ class _Channel:
 
     def divide(self, span: Span) -> list[Span]:
         """Divides a span into chunks of the size of a slot."""
-        return chunks(self.layout, self.party.layout, span, self.slot_bytes)
+        return chunks(self.layout.of(span.pool), self.party.layout.of(span.pool), span, self.slot_bytes)
 
     def stage(self, slot: int, part: Span) -> Motion:
         """Gathers a part into a slot of our staging buffer."""
@@ -123,7 +125,7 @@ class _Channel:
     def report_written(self, serial: int, part: Span) -> None:
         """Sends `Written`."""
         assert part.layers is not None
-        self.send(self.peer, wire.Written(self.job, serial, part.begin, part.end, part.layers))
+        self.send(self.peer, wire.Written(self.job, serial, part.begin, part.end, part.layers, part.pool))
 
 
 class KVProducer:
@@ -161,7 +163,7 @@ class KVProducer:
     def is_busy(self) -> bool:
         """True if bytes are in flight, or tokens wait to be written."""
         is_writing = any(prefill.write is not None or prefill.waiting for prefill in self._prefills.values())
-        return is_writing or bool(self._endings) or any(read.staged is not None for read in self._reads.values())
+        return is_writing or bool(self._endings) or any(read.staged for read in self._reads.values())
 
     @property
     def num_open(self) -> int:
@@ -273,7 +275,7 @@ class KVProducer:
         if self._refuses(peer, requested.job, prefill_request_fault(requested, self._peers[peer].layout)):
             return
         queued = self.load.queued_tokens + sum(self._requested_tokens.values())
-        self._prefills[key] = _Prefill(peer, requested.job, requested.pages)
+        self._prefills[key] = _Prefill(peer, requested.job, requested.pages, requested.state_slot)
         self._requested_tokens[key] = tokens
         self._leases.open(key, now_s, requested.lease_s)
         step = alignment(self._layout, self._peers[peer].layout)
@@ -310,23 +312,24 @@ class KVProducer:
             self._send(peer, wire.Released(released))
 
     def _end_read(self, key: str) -> None:
-        """Ends a read that has finished, was cancelled, or whose lease has expired. A staged write in flight goes on as
-        an `_Ending`.
+        """Ends a read that has finished, was cancelled, or whose lease has expired. Staged writes in flight go on as an
+        `_Ending`.
         """
         read = self._reads.pop(key, None)
         if read is not None:
-            if read.staged is not None:
-                read.staged.abandon()
-                if read.staged.progress() == "busy":
-                    self._endings[key] = _Ending(read.peer, read.job, read.staged)
+            for staged in read.staged:
+                staged.abandon()
+            busy = [staged for staged in read.staged if staged.progress() == "busy"]
+            if busy:
+                self._endings[key] = _Ending(read.peer, read.job, busy)
             self._report(events.JobEnded(key))
 
     def _grant_slot(self, key: str, grant_of_slot: wire.SlotGranted) -> None:
         prefill, read = self._prefills.get(key), self._reads.get(key)
         if prefill is not None and prefill.write is not None and isinstance(prefill.write.motion, StagedWrite):
             prefill.write.motion.grant_slot(grant_of_slot.serial, grant_of_slot.slot)
-        if read is not None and read.staged is not None:
-            read.staged.grant_slot(grant_of_slot.serial, grant_of_slot.slot)
+        for staged in [] if read is None else read.staged:
+            staged.grant_slot(grant_of_slot.serial, grant_of_slot.slot)
 
     def _give_up(self, key: str, prefill: _Prefill, final_message: wire.FromProducer) -> None:
         """Cancels a prefill. A write in flight ends by itself, and `final_message` are sent after it."""
@@ -419,6 +422,8 @@ class KVProducer:
         """Returns the computed layers of the first entry of `waiting` that are not in flight yet, or None if there are
         none.
         """
+        if give.pool == "states":
+            return state_span(give.pages[0], prefill.state_slot)
         layers = None
         if give.layers is not None:
             layers = (prefill.next_layer, give.layers.num_done())
@@ -457,7 +462,7 @@ class KVProducer:
         area = self._transport.staging_area(party.engine_id, span)
         if area is None:
             return None
-        slot_bytes = self._transport.slot_bytes(party.engine_id, area)
+        slot_bytes = self._transport.slot_bytes(party.engine_id, area, span.pool)
         channel = _Channel(peer, job, party, area, slot_bytes, self._transport, self._layout, self._send)
         try:
             return StagedWrite(span, channel, self._slots[area], self._serials)
@@ -482,26 +487,37 @@ class KVProducer:
             self._send(read.peer, wire.Failed(read.job, refuse.reason, refuse.message))
 
     def grant(self, grant: events.Grant) -> None:
-        """Grants a read of pages that the core has pinned, directly or through staging slots."""
+        """Grants a read of what the core has pinned, directly or through staging slots."""
         read = self._reads.get(grant.key)
         if read is None:  # released, or expired, meanwhile
             self._report(events.JobEnded(grant.key))
             return
         party, end = self._peers.get(read.peer), min(grant.num_tokens, read.num_tokens)
+        pages = state = None
         try:
             if party is None:
                 raise TransportError("its engine has restarted")
             if end > read.first_token:
-                read.staged = self._staged_write(
-                    read.peer, read.job, party, Span(grant.pages, [], read.first_token, end)
-                )
+                span = Span(grant.pages, [], read.first_token, end)
+                pages = self._staged_write(read.peer, read.job, party, span)
+                if grant.state_slot is not None:
+                    state = self._staged_write(read.peer, read.job, party, state_span(grant.state_slot, None))
+                read.staged = [staged for staged in (pages, state) if staged is not None]
         except Exception as error:
             if not isinstance(error, TransportError):
                 self._faults.record("granting another engine a read", error)
             self._fail_read(grant.key, read, str(error))
             return
         self._counters.sent += 1
-        granted = wire.KVGranted(read.job, grant.pages, grant.num_tokens, read.lease_s, read.staged is not None)
+        granted = wire.KVGranted(
+            read.job,
+            grant.pages,
+            grant.num_tokens,
+            read.lease_s,
+            is_staged=pages is not None,
+            state_slot=grant.state_slot,
+            is_state_staged=state is not None,
+        )
         self._send(read.peer, granted)
 
     def _fail_read(self, key: str, read: _Read, message: str, reason: str = "transport") -> None:
@@ -535,28 +551,32 @@ class KVProducer:
 
     def _is_over(self, ending: _Ending) -> bool:
         try:
-            return ending.staged.progress() != "busy"
+            return all(staged.progress() != "busy" for staged in ending.staged)
         except Exception as error:
             self._faults.record("the end of a transfer to another engine", error)
             return True
 
     def _look_at_job(self, key: str, job: "_Prefill | _Read", now_s: float) -> None:
         if isinstance(job, _Read):
-            if job.staged is not None:
-                self._look_at_read(key, job, job.staged)
+            if job.staged:
+                self._look_at_read(key, job)
         elif job.write is not None:
             self._look_at(key, job, job.write, now_s)
         elif job.waiting:
             self._begin_next(key, job)
 
-    def _look_at_read(self, key: str, read: _Read, staged: StagedWrite) -> None:
-        match staged.progress():
-            case "done":
-                read.staged = None
-                self._counters.sent_bytes += staged.num_bytes
-                self._send(read.peer, wire.AllWritten(read.job))
-            case "failed":
-                self._fail_read(key, read, "what was granted cannot be gathered, or not be written to the other engine")
+    def _look_at_read(self, key: str, read: _Read) -> None:
+        for staged in list(read.staged):
+            match staged.progress():
+                case "done":
+                    read.staged.remove(staged)
+                    self._counters.sent_bytes += staged.num_bytes
+                case "failed":
+                    message = "what was granted cannot be gathered, or not be written to the other engine"
+                    self._fail_read(key, read, message)
+                    return
+        if not read.staged:
+            self._send(read.peer, wire.AllWritten(read.job))
 
     def _look_at(self, key: str, prefill: _Prefill, write: _Write, now_s: float) -> None:
         progress = write.motion.progress()

@@ -5,7 +5,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from mini_infer_engine.kv_transfer.layout import KVLayout, Span
+from mini_infer_engine.kv_transfer.layout import KVLayout, Pool, Span
 from mini_infer_engine.kv_transfer.protocol.wire import TransportAddress
 from mini_infer_engine.kv_transfer.staging_slots import Area
 
@@ -57,8 +57,8 @@ class Motions:
 
 
 class Transport(Protocol):
-    """Moves bytes of one pool, or of a tensor-parallel group's pools, which are registered at construction. Only one
-    thread uses it.
+    """Moves bytes of an engine's pools, or of those of each rank of a tensor-parallel group, which are registered at
+    construction. Only one thread uses it.
     """
 
     name: str
@@ -90,12 +90,13 @@ class Transport(Protocol):
         """Returns the staging buffer through which tokens go to a peer, or None if they are written to its pools
         directly.
 
-        Only the layers and the number of tokens of `span` count. Raises TransportError if the peer is not connected.
+        Only the pool, the layers and the number of tokens of `span` count. Raises TransportError if the peer is not
+        connected.
         """
 
-    def slot_bytes(self, engine_id: str, area: Area) -> int:
-        """Returns the bytes of a staging slot, the smaller of both sides' slots. Raises TransportError if a side has
-        none.
+    def slot_bytes(self, engine_id: str, area: Area, pool: Pool = "pages") -> int:
+        """Returns the bytes of a staging slot of one pool, the smaller of both sides' slots. Raises TransportError if a
+        side has none.
         """
 
     def stage(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from mini_infer_engine.kv_transfer.layout import STATE_UNIT_BYTES
+
 STATE_DTYPE = torch.float32
 """The dtype of recurrent states: thousands of tokens are added up in one, and each is rounded."""
 
@@ -24,7 +26,30 @@ class StateSpec:
     """The dtype of the convolution's inputs; recurrent states have `STATE_DTYPE`."""
 
     @property
+    def convolution_bytes(self) -> int:
+        """Bytes of the inputs of one layer's convolution."""
+        return self.channels * self.width * self.dtype.itemsize
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one layer's recurrent state."""
+        return math.prod(self.state_shape) * STATE_DTYPE.itemsize
+
+    @property
+    def state_offset(self) -> int:
+        """Bytes from the begin of a layer of a slot to its recurrent state, which follows the convolution's inputs."""
+        return _padded(self.convolution_bytes)
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of one layer of a slot, a multiple of `STATE_UNIT_BYTES`."""
+        return self.state_offset + _padded(self.state_bytes)
+
+    @property
     def slot_bytes(self) -> int:
         """Bytes of one slot, all layers."""
-        convolution = self.channels * self.width * self.dtype.itemsize
-        return self.num_layers * (convolution + math.prod(self.state_shape) * STATE_DTYPE.itemsize)
+        return self.num_layers * self.layer_bytes
+
+
+def _padded(num_bytes: int) -> int:
+    return -(-num_bytes // STATE_UNIT_BYTES) * STATE_UNIT_BYTES

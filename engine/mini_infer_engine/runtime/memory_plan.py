@@ -224,6 +224,6 @@ def swap_space_of(worker: ModelWorker, pool: KVPool) -> SwapSpace:
         num_pages=len(pool.host_pages),
         swap_s_per_token=bytes_per_token / bytes_per_s,
         compute_s_per_token=2 * parameters / (_GPU_FLOPS_PER_S if is_gpu else _CPU_FLOPS_PER_S),
-        num_states=0 if states is None else len(states.host_states[0]),
+        num_states=0 if states is None else len(states.host_states),
         swap_s_per_state=0.0 if states is None else states.spec.slot_bytes / bytes_per_s,
     )

@@ -123,7 +123,11 @@ class ModelRunner:
         """Returns the page pool as KV transfer sees it; in a tensor-parallel group this rank's own."""
         memory, parallel = self.pool.memory(), self.config.tensor_parallel
         copies = parallel.copies(self.config.num_kv_heads)
-        return replace(memory, layout=replace(memory.layout, tp_size=parallel.size, copies=copies))
+        layout, states = replace(memory.layout, tp_size=parallel.size, copies=copies), memory.states
+        if states is not None:
+            states = replace(states, layout=replace(states.layout, tp_size=parallel.size))
+            layout = replace(layout, states=states.layout)
+        return replace(memory, layout=layout, states=states)
 
     def open_transport(self, choice: TransportChoice, engine_id: str) -> Transport:
         """Returns the transport of pages from and to other engines. Raises ModelError if it cannot work here."""
@@ -221,11 +225,11 @@ def make_runner(
     pool = make_pool(spec, plan.num_pages, worker.device, host_pages, is_shared=is_shared, kv_cache=kv_cache)
     pool.hidden = worker.hidden_pages(page_size, plan.num_pages, host_pages)
     if (state_spec := worker.model.state_spec(worker.dtype)) is not None:
-        pool.states = StatePool(state_spec, plan.slots, worker.device, host_states)
+        pool.states = StatePool(state_spec, plan.slots, worker.device, host_states, is_shared=is_shared)
     memory = DeviceMemory(worker.device)
     memory.own(MemoryTag.WEIGHTS, worker.weight_tensors())
     memory.own(MemoryTag.KV_CACHE, [pool.storage] if pool.hidden is None else [pool.storage, pool.hidden.pages])
-    memory.own(MemoryTag.RECURRENT_STATE, [] if pool.states is None else pool.states.tensors)
+    memory.own(MemoryTag.RECURRENT_STATE, [] if pool.states is None else [pool.states.storage])
     with memory.tag(MemoryTag.WORKSPACE):
         executor = kind(worker, pool, resolved)
     with memory.measure(MemoryTag.GRAPHS):

@@ -11,6 +11,7 @@ from mini_infer_engine.kv_transfer.layout import (
     KVLayout,
     Span,
     alignment,
+    layout_fault,
     layout_refusal,
     pieces,
     shares_to_read,
@@ -79,6 +80,36 @@ def test_the_refusal_names_the_difference_when_layouts_do_not_match(changes: dic
     assert layout_refusal(LAYOUT, replace(LAYOUT, page_size=128)) == ""
     assert layout_refusal(LAYOUT, replace(LAYOUT, tp_size=2, num_heads=1)) == ""
     assert layout_refusal(LAYOUT, replace(LAYOUT, tp_size=4, num_heads=1, copies=2)) == ""
+
+
+STATES = KVLayout(num_layers=2, halves=1, page_size=1, num_heads=3, head_bytes=512, dtype="states after bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "named"),
+    [
+        (STATES, ""),
+        (None, "recurrent states"),
+        (replace(STATES, num_layers=3), "num_layers"),
+        (replace(STATES, num_heads=4), "num_heads"),
+        (replace(STATES, dtype="states after float32"), "dtype"),
+        (replace(STATES, tp_size=2), "tp_size"),
+    ],
+)
+def test_the_refusal_names_the_difference_when_recurrent_states_do_not_match(
+    theirs: KVLayout | None, named: str
+) -> None:
+    refusals = [
+        layout_refusal(replace(LAYOUT, states=STATES), replace(LAYOUT, states=theirs)),
+        layout_refusal(replace(LAYOUT, states=theirs), replace(LAYOUT, states=STATES)),
+    ]
+    assert all(named in refusal and bool(refusal) is bool(named) for refusal in refusals)
+
+
+def test_a_layout_has_a_fault_when_its_states_are_no_slots_of_its_ranks() -> None:
+    assert layout_fault(replace(LAYOUT, states=STATES)) == ""
+    for states in (replace(STATES, page_size=2), replace(STATES, tp_size=2), replace(STATES, states=STATES)):
+        assert layout_fault(replace(LAYOUT, states=states))
 
 
 def test_layouts_match_when_only_floating_point_dtypes_differ() -> None:

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from mini_infer_engine.core.request import KVSource, Request, SamplingParams, TokenLogprobs
+from mini_infer_engine.kv_transfer.layout import KVLayout
 from mini_infer_engine.kv_transfer.protocol import wire
 from mini_infer_engine.kv_transfer.protocol.events import Take
 from mini_infer_engine.kv_transfer.protocol.handshake import handshake_refusal, party_fault
@@ -57,9 +58,56 @@ def test_a_read_is_refused_when_it_names_missing_tokens() -> None:
     assert kv_request_fault(wire.KVRequested(1, [1], "", "", 0, 1.0)) == ""
     assert kv_request_fault(wire.KVRequested(1, [1], "", "", 1, 1.0))
     assert kv_request_fault(wire.KVRequested(1, [], "", "", 0, 1.0))
-    assert granted_fault(wire.KVGranted(1, [1], 16, 1.0), LAYOUT) == ""
-    assert granted_fault(wire.KVGranted(1, [], 0, 1.0), LAYOUT) == ""
-    assert granted_fault(wire.KVGranted(1, [1], 17, 1.0), LAYOUT)
+    assert granted_fault(wire.KVGranted(1, [1], 16, 1.0), LAYOUT, 40) == ""
+    assert granted_fault(wire.KVGranted(1, [], 0, 1.0), LAYOUT, 40) == ""
+    assert granted_fault(wire.KVGranted(1, [1], 17, 1.0), LAYOUT, 40)
+
+
+WITH_STATES = replace(
+    LAYOUT, states=KVLayout(num_layers=2, halves=1, page_size=1, num_heads=3, head_bytes=512, dtype="states")
+)
+
+
+@pytest.mark.parametrize(
+    ("granted", "layout", "is_right"),
+    [
+        (wire.KVGranted(1, [1], 16, 1.0, state_slot=4), WITH_STATES, True),
+        (wire.KVGranted(1, [], 0, 1.0), WITH_STATES, True),
+        (wire.KVGranted(1, [1], 16, 1.0), WITH_STATES, False),
+        (wire.KVGranted(1, [1, 2, 3], 40, 1.0, state_slot=4), WITH_STATES, False),
+        (wire.KVGranted(1, [1], 16, 1.0, state_slot=4), LAYOUT, False),
+    ],
+)
+def test_a_grant_is_refused_when_its_recurrent_state_is_missing_or_too_far_ahead(
+    granted: wire.KVGranted, layout: KVLayout, is_right: bool
+) -> None:
+    assert (granted_fault(granted, layout, 40) == "") is is_right
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "layers", "layout", "is_right"),
+    [
+        (0, 1, (0, 2), WITH_STATES, True),
+        (0, 1, (1, 2), WITH_STATES, True),
+        (0, 2, (0, 2), WITH_STATES, False),
+        (1, 2, (0, 2), WITH_STATES, False),
+        (0, 1, (0, 3), WITH_STATES, False),
+        (0, 1, (1, 1), WITH_STATES, False),
+        (0, 1, (0, 2), LAYOUT, False),
+    ],
+)
+def test_a_written_state_is_refused_when_it_is_no_part_of_the_sequences_own(
+    begin: int, end: int, layers: tuple[int, int], layout: KVLayout, is_right: bool
+) -> None:
+    written = wire.Written(1, 0, begin, end, layers, "states")
+    assert (written_fault(written, TAKE, layout) == "") is is_right
+
+
+def test_a_prefill_request_is_refused_when_it_has_no_slot_for_the_recurrent_state() -> None:
+    requested = wire.PrefillRequested(1, REQUEST, [1, 2, 3], 0, 1.0, 5)
+    assert prefill_request_fault(requested, WITH_STATES) == ""
+    assert "state_slot" in prefill_request_fault(requested, LAYOUT)
+    assert "state_slot" in prefill_request_fault(replace(requested, state_slot=None), WITH_STATES)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.kv_transfer import producer as producer_module
-from mini_infer_engine.kv_transfer.layout import KVLayout, Span, pieces
+from mini_infer_engine.kv_transfer.layout import KVLayout, Pool, Span, pieces
 from mini_infer_engine.kv_transfer.producer import KVProducer
 from mini_infer_engine.kv_transfer.protocol import events, wire
 from mini_infer_engine.kv_transfer.protocol.leases import MAX_LEASE_S
@@ -68,7 +68,7 @@ class FakeTransport:
     def staging_area(self, engine_id: str, span: Span) -> Area | None:
         return "host" if self.is_staged else None
 
-    def slot_bytes(self, engine_id: str, area: Area) -> int:
+    def slot_bytes(self, engine_id: str, area: Area, pool: Pool = "pages") -> int:
         self._find()
         return LAYOUT.page_bytes
 

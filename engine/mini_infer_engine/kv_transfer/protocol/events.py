@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from mini_infer_engine.core.kv_transfer import LayerProgress
 from mini_infer_engine.core.request import KVSource, Request, TokenLogprobs
+from mini_infer_engine.kv_transfer.layout import Pool
 
 # -- From the core
 
@@ -23,6 +24,8 @@ class Take:
     """The first token to transfer: keys and values of all tokens before it are in the pages already."""
     num_tokens: int
     """Number of known tokens (prompt and output so far), whose keys and values are to be in the pages at the end."""
+    state_slot: int | None = None
+    """The slot for the recurrent state after these tokens; None if the model has none."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,7 +37,9 @@ class Cancel:
 
 @dataclass(slots=True, frozen=True)
 class Send:
-    """Hands over computed tokens [begin, end) of another engine's prompt. The pages are those from token 0 on."""
+    """Hands over computed tokens [begin, end) of another engine's prompt, or the recurrent state after all of them. The
+    pages are those from token 0 on.
+    """
 
     key: str
     serial: int
@@ -45,6 +50,8 @@ class Send:
     """Progress of the pass that still computes these tokens: only the layers that it reports as done may be read. None
     if all layers are done.
     """
+    pool: Pool = "pages"
+    """The pool of `pages`. In that of states there is one page, the slot of the state, with tokens [0, 1)."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -64,6 +71,8 @@ class Grant:
     key: str
     pages: list[int]
     num_tokens: int
+    state_slot: int | None = None
+    """The slot of the recurrent state after these tokens; None if the model has none."""
 
 
 @dataclass(slots=True, frozen=True)

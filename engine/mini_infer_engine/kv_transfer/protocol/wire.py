@@ -10,12 +10,12 @@ import msgspec
 from msgspec import Meta
 
 from mini_infer_engine.core.request import Request, TokenLogprobs
-from mini_infer_engine.kv_transfer.layout import KVLayout
+from mini_infer_engine.kv_transfer.layout import KVLayout, Pool
 from mini_infer_engine.kv_transfer.staging_slots import RECEIVE_SLOTS, Area, StagingBuffer
 from mini_infer_engine.kv_transfer.topology.mapped_memory import SharedPool
 from mini_infer_engine.kv_transfer.topology.path_selection import Place
 
-VERSION = 6
+VERSION = 7
 """Version of these messages: both engines must use the same one."""
 
 
@@ -30,6 +30,7 @@ _Lease = Annotated[float, Meta(gt=0, le=86_400)]
 """Seconds of a lease. A producer retains nothing for longer than `MAX_LEASE_S`."""
 _Rate = Annotated[float, Meta(ge=0, le=1e18)]
 """A rate per second. It is finite, because time-outs are computed from it."""
+_StateSlot = Annotated[int, Meta(ge=0, lt=1 << 31)]
 _Size = Annotated[int, Meta(ge=0, lt=1 << 53)]
 _Layer = Annotated[int, Meta(ge=0, le=1 << 16)]
 _Name = Annotated[str, Meta(max_length=512)]
@@ -49,6 +50,8 @@ class RankAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Staging buffers whose slots are lent to peers, which write to them."""
     shared: SharedPool | None = None
     """Handle by which processes of the same host map the pool. None if it is not shared."""
+    states: "RankAddress | None" = None
+    """The address of the rank's pool of recurrent states, which has no `states` itself. None if there is none."""
 
 
 class TransportAddress(msgspec.Struct, frozen=True):
@@ -107,6 +110,8 @@ class PrefillRequested(msgspec.Struct, frozen=True, tag=True):
     """The first token to write: the consumer has keys and values of all tokens before it."""
     lease_s: _Lease
     """Seconds for which the consumer keeps the pages for the producer, unless it renews the lease."""
+    state_slot: _StateSlot | None = None
+    """The consumer's slot for the recurrent state after all known tokens. None if the model has none."""
 
 
 class KVRequested(msgspec.Struct, frozen=True, tag=True):
@@ -179,10 +184,12 @@ class Written(msgspec.Struct, frozen=True, tag=True):
     end: _Tokens
     layers: tuple[_Layer, _Layer]
     """Layers [from, to)."""
+    pool: Pool = "pages"
+    """The pool into which they belong. Tokens [0, 1) of that of states are the recurrent state of the sequence."""
 
 
 class AllWritten(msgspec.Struct, frozen=True, tag=True):
-    """Reports the end of a staged read: there has been a `Written` for each part."""
+    """Reports the end of the staged part of a read: there has been a `Written` for each piece of it."""
 
     job: _Job
 
@@ -214,6 +221,10 @@ class KVGranted(msgspec.Struct, frozen=True, tag=True):
     """
     is_staged: bool = False
     """True if the tokens come through staging slots: a `Written` for each part, and then `AllWritten`."""
+    state_slot: _StateSlot | None = None
+    """The producer's slot of the recurrent state after these tokens. None if the model has none."""
+    is_state_staged: bool = False
+    """True if the state comes through staging slots, before `AllWritten`."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

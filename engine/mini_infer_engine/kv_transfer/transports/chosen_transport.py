@@ -4,7 +4,7 @@ import logging
 
 from msgspec.structs import replace
 
-from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
+from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Pool, Span
 from mini_infer_engine.kv_transfer.protocol.wire import TransportAddress
 from mini_infer_engine.kv_transfer.staging_slots import Area
 from mini_infer_engine.kv_transfer.topology.path_selection import mapping_pays
@@ -85,9 +85,9 @@ class ChosenTransport:
         """Returns the staging buffer that the chosen transport uses, if any."""
         return self._chosen(engine_id, span).staging_area(engine_id, span)
 
-    def slot_bytes(self, engine_id: str, area: Area) -> int:
+    def slot_bytes(self, engine_id: str, area: Area, pool: Pool = "pages") -> int:
         """Returns the bytes of NIXL's slots: only NIXL stages."""
-        return self._nixl.slot_bytes(engine_id, area)
+        return self._nixl.slot_bytes(engine_id, area, pool)
 
     def stage(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
         """Gathers tokens into a slot of NIXL's buffer."""

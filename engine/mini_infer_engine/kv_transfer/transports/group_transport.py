@@ -15,7 +15,7 @@ import msgspec
 import zmq
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
+from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Pool, Span
 from mini_infer_engine.kv_transfer.protocol.wire import RankAddress, TransportAddress
 from mini_infer_engine.kv_transfer.staging_slots import Area
 from mini_infer_engine.kv_transfer.transport import (
@@ -195,9 +195,9 @@ class GroupTransport:
         """Returns the first rank's choice, which holds for all ranks: their pools and machines are alike."""
         return self._local.staging_area(engine_id, span)
 
-    def slot_bytes(self, engine_id: str, area: Area) -> int:
+    def slot_bytes(self, engine_id: str, area: Area, pool: Pool = "pages") -> int:
         """Returns the bytes of a slot, which are the same on all ranks."""
-        return self._local.slot_bytes(engine_id, area)
+        return self._local.slot_bytes(engine_id, area, pool)
 
     def stage(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
         """Gathers tokens into the slot on all ranks."""

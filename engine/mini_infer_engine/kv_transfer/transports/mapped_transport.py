@@ -15,6 +15,7 @@ import numpy as np
 from mini_infer_engine.kv_transfer.layout import (
     KVLayout,
     KVMemory,
+    Pool,
     Span,
     head_shares,
     pieces,
@@ -160,8 +161,9 @@ class MappedTransport:
         del engine_id, span
         return None
 
-    def slot_bytes(self, engine_id: str, area: Area) -> int:
+    def slot_bytes(self, engine_id: str, area: Area, pool: Pool = "pages") -> int:
         """Raises TransportError: there are no staging buffers."""
+        del pool
         self._refuse(engine_id, area)
 
     def stage(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:

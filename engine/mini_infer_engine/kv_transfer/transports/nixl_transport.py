@@ -17,6 +17,7 @@ import numpy as np
 from mini_infer_engine.kv_transfer.layout import (
     KVLayout,
     KVMemory,
+    Pool,
     Span,
     head_shares,
     pieces,
@@ -187,8 +188,9 @@ class NixlTransport:
             through_host=self._through_host,
         )
 
-    def slot_bytes(self, engine_id: str, area: Area) -> int:
-        """Returns the bytes of a slot, the smaller of both sides'."""
+    def slot_bytes(self, engine_id: str, area: Area, pool: Pool = "pages") -> int:
+        """Returns the bytes of a slot, the smaller of both sides'. The transport has one pool."""
+        del pool
         _, where = self._peer(engine_id)
         return min(self._staging[area].buffer.slot_bytes, _buffer_of(where.ranks[0], area).slot_bytes)
 

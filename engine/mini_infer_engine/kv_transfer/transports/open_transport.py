@@ -11,14 +11,19 @@ from mini_infer_engine.kv_transfer.transports.mapped_transport import MappedTran
 from mini_infer_engine.kv_transfer.transports.nixl_transport import NixlTransport
 from mini_infer_engine.kv_transfer.transports.paced_transport import PacedTransport
 from mini_infer_engine.kv_transfer.transports.shared_memory import HostMemory
+from mini_infer_engine.kv_transfer.transports.two_pool_transport import TwoPoolTransport, states_id
 from mini_infer_process.extras import install_hint
 
 log = logging.getLogger(__name__)
 
 
 def open_transport(choice: TransportChoice, engine_id: str, memory: KVMemory, rank: int = 0) -> Transport:
-    """Opens the chosen transport for one pool. Raises ModelError if it is not installed or cannot work here."""
+    """Opens the chosen transport for an engine's pools. Raises ModelError if it is not installed or cannot work
+    here.
+    """
     transport = _open(choice, engine_id, memory, rank)
+    if memory.states is not None:
+        transport = TwoPoolTransport(transport, _open(choice, states_id(engine_id), memory.states, rank))
     return transport if choice.bytes_per_s is None else PacedTransport(transport, choice.bytes_per_s)
 
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from mini_infer_engine.kv_transfer.layout import KVLayout, Span
+from mini_infer_engine.kv_transfer.layout import KVLayout, Pool, Span
 from mini_infer_engine.kv_transfer.protocol.wire import TransportAddress
 from mini_infer_engine.kv_transfer.staging_slots import Area
 from mini_infer_engine.kv_transfer.transport import How, Motion, Progress, Transport, TransportError
@@ -114,9 +114,9 @@ class PacedTransport:
         """Returns the wrapped transport's staging buffer, if any."""
         return self._transport.staging_area(engine_id, span)
 
-    def slot_bytes(self, engine_id: str, area: Area) -> int:
+    def slot_bytes(self, engine_id: str, area: Area, pool: Pool = "pages") -> int:
         """Returns the bytes of the wrapped transport's slots."""
-        return self._transport.slot_bytes(engine_id, area)
+        return self._transport.slot_bytes(engine_id, area, pool)
 
     def stage(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
         """Gathers tokens at once: nothing leaves the host."""

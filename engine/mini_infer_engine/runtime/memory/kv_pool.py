@@ -3,7 +3,6 @@
 All layers of a page lie together so that a page is one piece to copy, swap or send; a layer is read through strides.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -12,11 +11,10 @@ from torch import Tensor
 from mini_infer_engine.config.model.kv_groups import KVCacheConfig, uniform_kv_cache
 from mini_infer_engine.core.batch import PageCopy, Transfers
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory
-from mini_infer_engine.kv_transfer.transports.shared_memory import SharedArray
 from mini_infer_engine.models.kv_spec import SCALE_DTYPE, KVSpec
+from mini_infer_engine.runtime.memory.cache_memory import cache_memory
 from mini_infer_engine.runtime.memory.hidden_pages import HiddenPages
 from mini_infer_engine.runtime.memory.state_pool import StatePool
-from mini_infer_engine.runtime.memory.zero_memory import zeros
 
 
 class KVPool:
@@ -70,15 +68,13 @@ class KVPool:
         return half_pages
 
     def _zeros(self, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        if not self._is_shared or device.type != "cpu":
-            return zeros(sizes, dtype, device)
-        shared = SharedArray(math.prod(sizes) * dtype.itemsize)
-        self._file = shared.file
-        return torch.from_numpy(shared.bytes).view(dtype).view(sizes)
+        memory, self._file = cache_memory(sizes, dtype, device, is_shared=self._is_shared)
+        return memory
 
     def memory(self) -> KVMemory:
-        """Returns the address and layout of the pool, for KV transfer."""
+        """Returns the address and layout of the pool and of the recurrent states beside it, for KV transfer."""
         spec, device = self.spec, self.pages.device
+        states = None if self.states is None else self.states.memory()
         layout = KVLayout(
             num_layers=spec.num_layers,
             halves=spec.entries,
@@ -87,6 +83,7 @@ class KVPool:
             head_bytes=spec.head_dim * spec.storage_dtype.itemsize,
             scale_bytes=0 if spec.quantization is None else SCALE_DTYPE.itemsize,
             dtype=str(spec.storage_dtype).removeprefix("torch."),
+            states=None if states is None else states.layout,
         )
         return KVMemory(
             address=self.storage.data_ptr(),
@@ -95,6 +92,7 @@ class KVPool:
             device_index=device.index or 0,
             layout=layout,
             file=self._file,
+            states=states,
         )
 
     def transfer(self, transfers: Transfers) -> None:

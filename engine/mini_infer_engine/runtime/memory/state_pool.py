@@ -7,39 +7,72 @@ All layers of a slot lie together so that a slot can be copied or sent in one pi
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from mini_infer_engine.core.batch import Row, Transfers
+from mini_infer_engine.kv_transfer.layout import STATE_UNIT_BYTES, KVLayout, KVMemory
 from mini_infer_engine.models.state_spec import STATE_DTYPE, StateSpec
+from mini_infer_engine.runtime.memory.cache_memory import cache_memory
 from mini_infer_engine.runtime.memory.state_slots import StateSlots
-from mini_infer_engine.runtime.memory.zero_memory import zeros
 
 
 class StatePool:
     """The slots of recurrent state of one engine."""
 
-    def __init__(self, spec: StateSpec, slots: StateSlots, device: torch.device, num_host_states: int = 0) -> None:
-        """Allocates the slots, and room for `num_host_states` of preempted sequences in main memory."""
-        self.spec, self.slots = spec, slots
-        sizes = (slots.num_slots, spec.num_layers)
-        self.convolutions = zeros((*sizes, spec.channels, spec.width), spec.dtype, device)
-        """The last inputs of each convolution, the latest at the end: [slots, layers, channels, width]."""
-        self.states = zeros((*sizes, *spec.state_shape), STATE_DTYPE, device)
-        """The states: [slots, layers, *state_shape]."""
-        on_gpu = device.type == "cuda"
-        self.host_states = [
-            torch.empty((num_host_states, *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=on_gpu)
-            for tensor in self.tensors
-        ]
+    def __init__(
+        self,
+        spec: StateSpec,
+        slots: StateSlots,
+        device: torch.device,
+        num_host_states: int = 0,
+        *,
+        is_shared: bool = False,
+    ) -> None:
+        """Allocates the slots, and room for `num_host_states` of preempted sequences in main memory.
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        """The memory of all slots."""
-        return [self.convolutions, self.states]
+        With `is_shared`, other processes can map the slots if they are in main memory.
+        """
+        self.spec, self.slots = spec, slots
+        sizes = (slots.num_slots, spec.num_layers, spec.layer_bytes)
+        self.storage, self._file = cache_memory(sizes, torch.uint8, device, is_shared=is_shared)
+        """The memory of all slots: [slots, layers, bytes]."""
+        convolutions = self.storage[:, :, : spec.convolution_bytes].view(spec.dtype)
+        self.convolutions = convolutions.view(*sizes[:2], spec.channels, spec.width)
+        """The last inputs of each convolution, the latest at the end: [slots, layers, channels, width]."""
+        states = self.storage[:, :, spec.state_offset : spec.state_offset + spec.state_bytes].view(STATE_DTYPE)
+        self.states = states.view(*sizes[:2], *spec.state_shape)
+        """The states: [slots, layers, *state_shape]."""
+        self.host_states = torch.empty(
+            (num_host_states, *sizes[1:]), dtype=torch.uint8, pin_memory=device.type == "cuda"
+        )
+
+    def memory(self) -> KVMemory:
+        """Returns the address and layout of the slots of sequences and checkpoints, for KV transfer."""
+        device, spec = self.storage.device, self.spec
+        layout = KVLayout(
+            num_layers=spec.num_layers,
+            halves=1,
+            page_size=1,
+            num_heads=spec.layer_bytes // STATE_UNIT_BYTES,
+            head_bytes=STATE_UNIT_BYTES,
+            dtype=f"states after {str(spec.dtype).removeprefix('torch.')}",
+        )
+        return KVMemory(
+            address=self.storage.data_ptr(),
+            num_pages=self.slots.num_sequences + self.slots.num_checkpoints,
+            device="cuda" if device.type == "cuda" else "cpu",
+            device_index=device.index or 0,
+            layout=layout,
+            file=self._file,
+        )
 
     def checkpoint_slot(self, checkpoint: int) -> int:
         """Returns the slot of a checkpoint."""
         return self.slots.num_sequences + checkpoint
+
+    @property
+    def first_draft_slot(self) -> int:
+        """The slot of the state before the first draft token of a sequence at slot 0."""
+        return self.checkpoint_slot(self.slots.num_checkpoints)
 
     def draft_checkpoints(self, slot: int, num_drafts: int) -> list[tuple[int, int]]:
         """Returns pairs (tokens, checkpoint) for a row with so many draft tokens: one before each of them.
@@ -59,18 +92,15 @@ class StatePool:
     def swap(self, transfers: Transfers) -> None:
         """Queues copies of states to main memory and from there."""
         for swap in transfers.states_out:
-            for tensor, host in zip(self.tensors, self.host_states, strict=True):
-                host[swap.host_state].copy_(tensor[swap.slot], non_blocking=True)
+            self.host_states[swap.host_state].copy_(self.storage[swap.slot], non_blocking=True)
         for swap in transfers.states_in:
-            for tensor, host in zip(self.tensors, self.host_states, strict=True):
-                tensor[swap.slot].copy_(host[swap.host_state], non_blocking=True)
+            self.storage[swap.slot].copy_(self.host_states[swap.host_state], non_blocking=True)
 
     def resume(self, rows: Sequence[Row]) -> None:
         """Brings the states before these rows to the slots of their sequences: checkpoints, or zeros at the begin."""
         for row in rows:
             if not row.start:
-                for tensor in self.tensors:
-                    tensor[row.slot].zero_()
+                self.storage[row.slot].zero_()
             elif row.state_source is not None:
                 self._copy(self.checkpoint_slot(row.state_source), row.slot)
 
@@ -82,5 +112,4 @@ class StatePool:
 
     def _copy(self, source: int, target: int) -> None:
         """Copies a whole slot. Slots are large: one copy each is no overhead."""
-        for tensor in self.tensors:
-            tensor[target].copy_(tensor[source])
+        self.storage[target].copy_(self.storage[source])

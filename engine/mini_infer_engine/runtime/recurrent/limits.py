@@ -9,13 +9,11 @@ from mini_infer_engine.models.sparse_decoder import SparseConfig
 
 
 def check_recurrent(settings: EngineSettings, config: ModelConfig, device_type: str, *, moves_kv: bool) -> None:
-    """Raises ModelError if the model has recurrent layers, and the engine is to do what those cannot do yet.
-
-    `moves_kv` says if keys and values go to other engines or come from them.
-    """
+    """Raises ModelError if the model has recurrent layers, and the engine is to do what those cannot do yet."""
+    del moves_kv  # states go to other engines beside the pages
     if config.recurrence is None:
         return
-    obstacle = _obstacle(settings, moves_kv=moves_kv) or _gpu_obstacle(settings, config, device_type)
+    obstacle = _obstacle(settings) or _gpu_obstacle(settings, config, device_type)
     if obstacle is not None:
         raise ModelError(f"{config.architecture} has layers with a recurrent state: {obstacle}.")
 
@@ -35,12 +33,10 @@ def _gpu_obstacle(settings: EngineSettings, config: ModelConfig, device_type: st
     return None
 
 
-def _obstacle(settings: EngineSettings, *, moves_kv: bool) -> str | None:
+def _obstacle(settings: EngineSettings) -> str | None:
     """Returns the option that recurrent layers do not support, with the reason and the remedy, or None."""
     if settings.pipeline_parallel_size > 1:
         return "pipeline_parallel_size: stages cannot share them yet: leave it out"
-    if moves_kv:
-        return "transfer_port: their state is not sent to other engines yet: leave it out"
     return None
 
 

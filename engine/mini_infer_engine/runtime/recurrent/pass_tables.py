@@ -18,7 +18,7 @@ from mini_infer_engine.runtime.inputs.host_staging import PinnedStaging
 from mini_infer_engine.runtime.memory.state_pool import StatePool
 from mini_infer_engine.runtime.recurrent.pass_rows import source_slot
 
-_MOST_CHECKPOINTS = 2
+_MOST_CHECKPOINTS = 3
 """Checkpoints of one row: `RecurrentKVCacheManager` takes no more."""
 _WIDTHS = (4, 8, 4, 2)
 
