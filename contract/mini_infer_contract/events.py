@@ -131,7 +131,9 @@ def wire_hash(key: bytes) -> int:
     return int.from_bytes(key[:8], "big")
 
 
-def block_stored(keys: Sequence[bytes], parent: bytes | None, token_ids: list[int], salt: str = "") -> BlockStored:
+def block_stored(
+    keys: Sequence[bytes], parent: bytes | None, token_ids: list[int], salt: str = "", medium: str = MEDIUM_GPU
+) -> BlockStored:
     """The event for blocks of ours that became cached: `parent` is None for a chain that begins a prompt.
 
     Shaped as vLLM's scheduler shapes it: one `extra_keys` entry a block, the salt in a prompt's first block only.
@@ -144,15 +146,15 @@ def block_stored(keys: Sequence[bytes], parent: bytes | None, token_ids: list[in
         parent_block_hash=None if parent is None else wire_hash(parent),
         token_ids=token_ids,
         block_size=len(token_ids) // len(keys),
-        medium=MEDIUM_GPU,
+        medium=medium,
         extra_keys=extra_keys,
         group_idx=0,
     )
 
 
-def block_removed(keys: Sequence[bytes]) -> BlockRemoved:
-    """The event for blocks of ours whose last copy has gone."""
-    return BlockRemoved(block_hashes=[wire_hash(key) for key in keys], medium=MEDIUM_GPU, group_idx=0)
+def block_removed(keys: Sequence[bytes], medium: str = MEDIUM_GPU) -> BlockRemoved:
+    """The event for blocks of ours whose last copy in this medium has gone."""
+    return BlockRemoved(block_hashes=[wire_hash(key) for key in keys], medium=medium, group_idx=0)
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,13 +1,16 @@
 """An engine on the fake runner, with what must be true of it at any moment, for tests that throw events at it."""
 
 import random
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import chain as chained
 
-from mini_infer_contract.events import BlockRemoved, BlockStored
+from mini_infer_contract.events import MEDIUM_GPU, BlockRemoved, BlockStored
 from mini_infer_engine.config.model.kv_groups import UNIFORM, KVCacheConfig
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
+from mini_infer_engine.core.kv_tiers.tiers import KVTiers
+from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.recurrent_kv_cache_manager import RecurrentKVCacheManager
 from mini_infer_engine.core.request import BeamSearch, Output, Request, SamplingParams
 from tests.support.fake_runner import EOS, VOCABULARY, FakeRunner, expected_beams, expected_tokens
@@ -22,9 +25,11 @@ def make_engine(
     num_host_pages: int = 0,
     max_speculative_rows: int = 0,
     kv_cache: KVCacheConfig = UNIFORM,
+    num_tier_pages: tuple[int, int] = (0, 0),
+    draw: random.Random | None = None,
     **settings: object,
 ) -> tuple[Engine, FakeRunner]:
-    """`settings` are EngineSettings' fields."""
+    """`settings` are EngineSettings' fields; `num_tier_pages` those in main memory and on a disk below the cache."""
     engine_settings = EngineSettings(model="fake", **settings)  # type: ignore[arg-type]
     runner = FakeRunner(
         num_pages,
@@ -33,6 +38,8 @@ def make_engine(
         max_speculative_rows=max_speculative_rows,
         num_stages=engine_settings.pipeline_parallel_size,
         kv_cache=kv_cache,
+        num_tier_pages=num_tier_pages,
+        draw=draw,
     )
     engine = Engine(
         engine_settings,
@@ -41,6 +48,7 @@ def make_engine(
         max_model_len,
         "revision",
         record_events=record_events,
+        disk_memory=runner.disk_memory,
     )
     runner.references = engine.scheduler.kv_cache.pool.references
     return engine, runner
@@ -56,8 +64,8 @@ class World:
     draw: random.Random
     live: dict[str, Request] = field(default_factory=dict)
     made: dict[str, list[int]] = field(default_factory=dict)
-    known: set[object] = field(default_factory=set)
-    """Hashes of the blocks that the events so far say are cached."""
+    known: dict[str | None, set[object]] = field(default_factory=lambda: defaultdict(set))
+    """Hashes of the blocks that the events so far say are cached, by medium."""
     aborted: dict[str, int] = field(default_factory=dict)
     """Steps since the abort of requests that ran then."""
     histories: list[list[int]] = field(default_factory=lambda: [[]])
@@ -179,7 +187,11 @@ class World:
         if request.beam_search is not None:
             self._take_beam(request, output)
             return
-        made = self.made[output.request_id]
+        made, where = self.made[output.request_id], output.cached_tokens
+        assert (where is not None) == (self.engine._tiers.is_present and bool(output.token_ids) and not made)
+        if where is not None:
+            assert min(where.device, where.host, where.disk) >= 0
+            assert where.device + where.host + where.disk + where.peer == output.num_cached_tokens
         made += output.token_ids
         if output.finish_reason is None:
             return
@@ -223,6 +235,8 @@ class World:
         for _, step in engine._in_flight:
             for page in step.pinned_pages:
                 uses[page] += 1
+        if isinstance(engine._tiers, KVTiers):
+            self._check_host_pages(engine._tiers)
         assert pool.references == uses
         assert pool.num_free == uses.count(0)
         assert sorted([*pool._blank, *pool._cached]) == [page for page, count in enumerate(uses) if not count]
@@ -240,6 +254,16 @@ class World:
             assert [sequence.order for sequence in ranked] == sorted(sequence.order for sequence in ranked)
         self._check_checkpoints()
         self._check_events()
+
+    @staticmethod
+    def _check_host_pages(tiers: KVTiers) -> None:
+        """Pages of main memory are in use as often as copies use them."""
+        used = Counter([*tiers._loads.host_pages, *tiers._write_behind.writing])
+        used.update(move.target for move in tiers._write_behind.storing)
+        store = tiers._host.store
+        assert isinstance(store, PageAllocator)
+        assert {page: count for page, count in enumerate(store.references) if count} == dict(used)
+        assert store.num_free == store.num_pages - len(used)
 
     def _check_checkpoints(self) -> None:
         """Checkpoints in use are those that running sequences are to read, or have written and not published."""
@@ -259,20 +283,24 @@ class World:
 
     def _check_events(self) -> None:
         for event in self.engine.take_events():
+            assert isinstance(event, BlockStored | BlockRemoved)
+            known = self.known[event.medium]
             if isinstance(event, BlockStored):
-                assert event.parent_block_hash is None or event.parent_block_hash in self.known
-                assert not self.known.intersection(event.block_hashes)
-                self.known.update(event.block_hashes)
+                is_of_device = event.medium == MEDIUM_GPU  # a lower tier may have a page and not those before it
+                assert not is_of_device or event.parent_block_hash is None or event.parent_block_hash in known
+                assert not known.intersection(event.block_hashes)
+                known.update(event.block_hashes)
             else:
-                assert isinstance(event, BlockRemoved)
-                assert self.known.issuperset(event.block_hashes)
-                self.known.difference_update(event.block_hashes)
-        seen: set[object] = set()
+                assert known.issuperset(event.block_hashes)
+                known.difference_update(event.block_hashes)
+        seen: dict[str | None, set[object]] = defaultdict(set)
         for chain in self.engine.snapshot():
-            assert chain.parent_block_hash is None or chain.parent_block_hash in seen, "a child without its parent"
+            parent, known = chain.parent_block_hash, self.known[chain.medium]
+            assert parent is None or parent in seen[chain.medium] or parent not in known, "a child before its parent"
+            assert chain.medium != MEDIUM_GPU or parent is None or parent in known, "a child without its parent"
             assert len(chain.token_ids) == chain.block_size * len(chain.block_hashes)
-            seen.update(chain.block_hashes)
-        assert seen == self.known
+            seen[chain.medium].update(chain.block_hashes)
+        assert seen == {medium: hashes for medium, hashes in self.known.items() if hashes}
 
     def drain(self) -> None:
         """Run everything to its end: nothing is stuck, nothing leaks."""
@@ -281,6 +309,10 @@ class World:
                 break
             self.step()
         assert not self.engine.has_work, "stuck"
+        for _ in range(1000):
+            if not self.engine.write_behind():
+                break
+        assert not self.engine._tiers.are_copying, "stuck"
         self.check()
         pool = self.engine.scheduler.kv_cache.pool
         assert not self.live

@@ -4,6 +4,7 @@ A cell holds a hash of its token and of the cell before it, as attention makes a
 a wrong page table, copy, start or slot, or a page given away too early, shows as a wrong token or as an error here.
 """
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from mini_infer_engine.core.beam_search.group import rules_of
 from mini_infer_engine.core.beam_search.search import BeamState, advance
 from mini_infer_engine.core.request import Request, SamplingParams, TokenLogprobs
 from mini_infer_engine.core.result import PassResult
+from tests.support.fake_tiers import FakeDisk, FakeHostMemory
 
 VOCABULARY = 40
 EOS = 0
@@ -128,6 +130,8 @@ class FakeRunner:
         max_speculative_rows: int = 0,
         num_stages: int = 1,
         kv_cache: KVCacheConfig = UNIFORM,
+        num_tier_pages: tuple[int, int] = (0, 0),
+        draw: random.Random | None = None,
     ) -> None:
         self.kv_cache = kv_cache
         self._num_stages = num_stages
@@ -154,6 +158,13 @@ class FakeRunner:
         """Raised once, by the next sampling with masks."""
         self._cells: list[list[int | None]] = [[None] * page_size for _ in range(num_pages + 1)]
         """Those of the pages, and of the null page, which nobody may write or read."""
+        self.host_memory: FakeHostMemory | None = None
+        self.disk_memory: FakeDisk | None = None
+        num_in_memory, num_on_disk = num_tier_pages
+        if num_in_memory:
+            self.host_memory = FakeHostMemory(self._cells, num_in_memory, draw or random.Random(0))
+            if num_on_disk:
+                self.disk_memory = FakeDisk(self.host_memory, num_on_disk, self.host_memory.draw)
         self._last_token: list[int | None] = [None] * max_num_seqs
         self._newest = [0] * max_num_seqs
         """Of each slot: the token that its last decode row began with."""

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from mini_infer_contract import metrics as names
 from mini_infer_engine.api import vllm_metric_names
 from mini_infer_engine.api.histogram import LATENCY_BUCKETS_S, SIZE_BUCKETS, Histogram
+from mini_infer_engine.api.kv_tier_metrics import kv_tier_families
 from mini_infer_engine.api.kv_transfer_metrics import kv_transfer_families
 from mini_infer_engine.api.start_metrics import start_families
 from mini_infer_engine.api.vllm_metrics import VllmMetrics
@@ -120,6 +121,7 @@ class ServerMetrics(Collector):
             yield histogram.family(name, documentation)
         transport = "" if self.model is None else self.model.kv_transport
         yield from kv_transfer_families(stats, self.role, transport)
+        yield from kv_tier_families(stats.kv_tiers)
         if self.model is not None:
             memory = GaugeMetricFamily(
                 names.ENGINE_DEVICE_MEMORY, "Device memory that the engine keeps, by use.", labels=["tag"]

@@ -15,6 +15,7 @@ from mini_infer_engine.core.result import PassResult
 if TYPE_CHECKING:  # the HTTP process reads counters of passes, and starts sooner without
     import numpy as np
 
+    from mini_infer_engine.core.kv_tiers.tier_memory import HostMemory
     from mini_infer_engine.core.kv_transfer import LayerProgress
 
 
@@ -256,6 +257,10 @@ class Runner(Protocol):
 
     swap_space: SwapSpace
     """Main memory for pages of preempted sequences; `NO_SWAP` if there is none and they are recomputed."""
+
+    @property
+    def host_memory(self) -> "HostMemory | None":
+        """Main memory for evicted blocks of the prefix cache; None if there is none."""
 
     def refuses(self, request: Request) -> str | None:
         """Returns the reason why no batch can ever contain this request, for its client, or None if it can be served.

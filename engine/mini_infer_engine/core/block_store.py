@@ -4,7 +4,7 @@ A store knows which of its pages are in use, by how many users, and in what orde
 nothing of tokens, keys or sequences; the component that knows what a page contains is its `Contents`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 
@@ -23,7 +23,7 @@ class BlockStore(Protocol):
 
     `allocate` evicts only where no page is blank. A lower tier that is to receive what is evicted works ahead of it:
     `begin_eviction` chooses pages that stay cached, and can be hit, while they are written behind; `end_eviction` makes
-    them blank, except for those that were hit meanwhile.
+    them blank, or the next to be evicted, except for those that were hit meanwhile.
     """
 
     num_pages: int
@@ -47,12 +47,14 @@ class BlockStore(Protocol):
         cached if its contents are wanted, or becomes blank.
         """
 
-    def begin_eviction(self, count: int) -> list[int]:
-        """Returns up to `count` of the least recently used cached pages, and adds a user to each: they are not reused
-        before `end_eviction`.
+    def begin_eviction(self, count: int, is_wanted: Callable[[int], bool] | None = None) -> list[int]:
+        """Returns the `count` least recently used cached pages, as far as there are so many and they are wanted, and
+        adds a user to each: they are not reused before `end_eviction`.
         """
 
-    def end_eviction(self, pages: Sequence[int]) -> list[int]:
+    def end_eviction(self, pages: Sequence[int], *, retain: bool = False) -> list[int]:
         """Removes the user that `begin_eviction` added. Returns the pages that are blank now, with forgotten contents;
         the others have been hit meanwhile, and are in use.
+
+        With `retain`, no page becomes blank: unused ones stay cached, and are the next to be evicted.
         """

@@ -28,10 +28,12 @@ from mini_infer_engine.core.grammars.compiler import GrammarCompiler
 from mini_infer_engine.core.guarded_connector import FAULT, GuardedConnector
 from mini_infer_engine.core.hybrid_kv_cache_manager import make_kv_cache_manager
 from mini_infer_engine.core.images import NO_IMAGES, PromptImages, images_fault
+from mini_infer_engine.core.kv_tiers.tier_memory import DiskMemory
+from mini_infer_engine.core.kv_tiers.tiers import make_kv_tiers
 from mini_infer_engine.core.kv_transfer import KVConnector, LayerProgress, NotReceived, Received
 from mini_infer_engine.core.output_processor import OutputProcessor
 from mini_infer_engine.core.prefill_rate import PrefillRate
-from mini_infer_engine.core.request import NO_TARGETS, Output, Request
+from mini_infer_engine.core.request import NO_TARGETS, CachedTokens, Output, Request
 from mini_infer_engine.core.scheduler import Scheduler
 from mini_infer_engine.core.scheduling.from_options import default_targets, policy_of
 from mini_infer_engine.core.sequence import Sequence, State
@@ -46,6 +48,9 @@ MAX_KEPT_OUT_S = 60.0
 """Seconds for which a prompt waits for pages that only transfers use, before it ends with an error. A peer that hangs
 keeps its pages for as long as it lives, and a prompt must not wait forever.
 """
+
+MAX_COPY_WAIT_S = 0.001
+"""Seconds for which a step that can do nothing else waits for a copy of a lower tier: requests may come meanwhile."""
 
 logger = logging.getLogger(__name__)
 
@@ -83,9 +88,10 @@ class Engine:
         grammars: GrammarCompiler | None = None,
         chunk_alignment: int = 1,
         vision: VisionConfig | None = None,
+        disk_memory: DiskMemory | None = None,
     ) -> None:
         """Creates an engine without requests. `grammars` is None without a tokenizer: then no output can be
-        constrained. `vision` is None if the runner reads text alone.
+        constrained. `vision` is None if the runner reads text alone, and `disk_memory` if no blocks are kept on a disk.
 
         Prompts are cut into chunks at multiples of `chunk_alignment` tokens.
         """
@@ -99,6 +105,13 @@ class Engine:
             record_events=record_events,
         )
         kv_cache.check_fits(max_model_len)
+        self._tiers = make_kv_tiers(
+            kv_cache.cache,
+            runner.host_memory,
+            disk_memory,
+            compute_s_per_token=runner.swap_space.compute_s_per_token,
+            record_events=record_events,
+        )
         speculation = speculation_of(settings)
         self._speculation: SpeculationPlanner | NoSpeculation = NoSpeculation()
         if speculation is not None and runner.max_speculative_rows:
@@ -119,6 +132,7 @@ class Engine:
             num_stages=settings.pipeline_parallel_size,
             chunk_alignment=chunk_alignment,
             encoder_cache=EncoderCacheManager(settings.mm_encoder_cache_tokens, token_budget),
+            tiers=self._tiers,
         )
         self._vision = vision
         self._longest_block = min(chunk_limit, token_budget - settings.max_num_seqs + 1)
@@ -267,6 +281,8 @@ class Engine:
         """Stops scheduling the sequence."""
         if sequence.state is State.RECEIVING:
             self._transfers.cancel(sequence)
+        elif sequence.state is State.LOADING:
+            self._tiers.cancel(sequence)
         if not self._constraints.remove(sequence.request.request_id):
             self.scheduler.leave(sequence, State.FINISHED)
 
@@ -287,12 +303,16 @@ class Engine:
             self._launch_next(iteration)
             self._sample_within_grammars(iteration)
             self._commit_oldest(iteration)
+            self._tiers.write_behind()
             self._check_progress(iteration)
         return self._transfers.divert(iteration.outputs)
 
     def _take_in(self, iteration: Iteration) -> None:
-        """Takes in what came since the last step: ended requests, other engines' messages, compiled grammars."""
+        """Takes in what came since the last step: ended requests, other engines' messages, loaded blocks, compiled
+        grammars.
+        """
         self._waits_for_peers = False
+        self._take_loaded()
         iteration.outputs, self._ended_already = self._ended_already, []
         if not iteration.outputs and self._transfers.is_present:
             iteration.outputs = self._exchange()
@@ -309,8 +329,13 @@ class Engine:
         planned = self.scheduler.plan(time.monotonic())
         if planned.admitted:
             self._stats.count_admissions(planned, time.monotonic())
+            if self._tiers.is_present:
+                for sequence in planned.admitted:
+                    sequence.cached_tokens = CachedTokens(device=sequence.num_cached or 0)
         for sequence in planned.receiving:
             self._transfers.receive(sequence)
+        for sequence, match in planned.loading:
+            self._tiers.load(sequence, match, is_first=sequence in planned.admitted)
         for sequence, refusal in planned.refused:
             if self._outputs.remove(sequence.request.request_id) is not None:
                 iteration.outputs.append(_refused(sequence.request.request_id, refusal))
@@ -345,8 +370,9 @@ class Engine:
             return
         self._waits_for_peers = bool(self._outputs.sequences)
         if self._waits_for_peers:
-            may_wait = self.scheduler.receiving or self._transfers.stats.pinned_pages
+            may_wait = self.scheduler.receiving or self._tiers.are_copying or self._transfers.stats.pinned_pages
             assert may_wait, "requests are left and none can run: pages or slots leaked"
+            self._tiers.wait(MAX_COPY_WAIT_S)
 
     def _end_kept_out(self, kept_out: Iterable[Sequence], now_s: float) -> list[Output]:
         """Ends prompts that have waited too long for pages that other engines pin."""
@@ -363,8 +389,23 @@ class Engine:
     @property
     def only_receives(self) -> bool:
         """True if `step` would do nothing before another engine has sent something or gives back pinned pages."""
-        waits = self._waits_for_peers and not self.scheduler.lacks_keys
+        waits = self._waits_for_peers and not self.scheduler.lacks_keys and not self._tiers.are_copying
         return waits and not self._transfers.has_news(time.monotonic())
+
+    def write_behind(self) -> bool:
+        """Copies cached blocks to lower tiers while there is no work. Returns False if there is nothing to copy."""
+        self._take_loaded()
+        return self._tiers.write_behind(is_idle=True) or self._tiers.are_copying
+
+    def _take_loaded(self) -> None:
+        """Runs sequences whose blocks have come from a lower tier."""
+        for loaded in self._tiers.take(self._rate.tokens_per_s):
+            sequence = loaded.sequence
+            self.scheduler.loaded(sequence, loaded.num_tokens)
+            if loaded.is_first:
+                sequence.cached_tokens = CachedTokens(device=sequence.num_cached or 0, **loaded.tokens_by_tier)
+                sequence.num_cached = loaded.num_tokens
+                self._stats.cached_prompt_tokens += sum(loaded.tokens_by_tier.values())
 
     def _exchange(self) -> list[Output]:
         """Processes what other engines have sent and requested. An exception fails only its own request."""
@@ -413,7 +454,12 @@ class Engine:
     def _go_on_after(self, sequence: Sequence, event: Received) -> list[Output]:
         """Continues a sequence whose known tokens, or most of them, were received, perhaps with the first new token."""
         self.scheduler.received(sequence, event.num_tokens)
-        sequence.num_cached = max(sequence.num_cached or 0, event.num_cached)
+        num_cached = sequence.num_cached or 0
+        if event.num_cached > num_cached:
+            sequence.num_cached = event.num_cached
+            if sequence.cached_tokens is not None:
+                num_peer = event.num_cached - num_cached
+                sequence.cached_tokens = msgspec.structs.replace(sequence.cached_tokens, peer=num_peer)
         if event.token_id is None:
             return []
         output = self._outputs.accept_received(sequence, event.token_id, list(event.logprobs))
@@ -542,6 +588,7 @@ class Engine:
                 self._runner.collect(handle)
             self._unwind(later)
         outputs = self._fail(list(self.scheduler.running), error)
+        self._tiers.distrust_device()
         self.scheduler.kv_cache.reset_prefix_cache()
         return outputs
 
@@ -574,21 +621,23 @@ class Engine:
         if self.has_work:
             return False
         self.scheduler.kv_cache.reset_prefix_cache()
+        self._tiers.clear()
         return True
 
     def take_events(self) -> list[KVEvent]:
-        """Returns the changes of the prefix cache since the last call, in order."""
-        return self.scheduler.kv_cache.take_events()
+        """Returns the changes of the prefix cache since the last call, in order for each medium."""
+        return self._tiers.take_events() + self.scheduler.kv_cache.take_events()
 
     def snapshot(self) -> list[BlockStored]:
         """Returns all cached blocks, parents first: the state after the events taken so far and those still to take."""
-        return self.scheduler.kv_cache.snapshot()
+        return self.scheduler.kv_cache.snapshot() + self._tiers.snapshot()
 
     def load(self) -> LoadReport:
         """Returns the current load, for gateways. Its `accepted` has the ids of requests added since the last call."""
         scheduler = self.scheduler
         accepted, self._accepted = self._accepted, []
         transfers = self._transfers.stats
+        host_tokens_per_s, disk_tokens_per_s = self._tiers.tokens_per_s
         return LoadReport(
             ts=time.time(),
             running=len(scheduler.running) + len(scheduler.receiving),  # all that hold pages
@@ -599,6 +648,8 @@ class Engine:
             prefill_tokens_per_s=self._rate.tokens_per_s,
             transfer_bytes_per_s=transfers.bytes_per_s,
             kv_bytes_per_token=transfers.bytes_per_token,
+            host_tokens_per_s=host_tokens_per_s,
+            disk_tokens_per_s=disk_tokens_per_s,
         )
 
     def stats(self) -> EngineStats:
@@ -616,6 +667,7 @@ class Engine:
             generation_tokens=self._outputs.num_tokens,
             prefill_tokens_per_s=self._rate.tokens_per_s,
             kv_transfer=self._transfers.stats,
+            kv_tiers=self._tiers.stats,
         )
 
     @property

@@ -93,6 +93,8 @@ class OutputProcessor:
             self._scheduler.kv_cache.cache_blocks(sequence)
         if token in sequence.stops or len(token_ids) > sequence.last_position + 1:
             return self._last_output(sequence, [token], [])
+        if sequence.cached_tokens is not None:
+            return self._first_output(sequence, [token], [])
         return Output(sequence.request.request_id, [token], sequence.num_cached or 0)
 
     def _accept_masked_token(self, sequence: Sequence, token: int) -> Output:
@@ -112,7 +114,15 @@ class OutputProcessor:
             accepted.append(token)
             if sequence.finish_reason(token) is not None:
                 return self._last_output(sequence, accepted, logprobs[: len(accepted)])
+        if sequence.cached_tokens is not None:
+            return self._first_output(sequence, accepted, logprobs)
         return Output(sequence.request.request_id, accepted, sequence.num_cached or 0, logprobs=logprobs)
+
+    def _first_output(self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprobs]) -> Output:
+        """Returns an output that reports where the sequence's cached tokens were."""
+        cached_tokens, sequence.cached_tokens = sequence.cached_tokens, None
+        num_cached = sequence.num_cached or 0
+        return Output(sequence.request.request_id, tokens, num_cached, cached_tokens=cached_tokens, logprobs=logprobs)
 
     def _last_output(self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprobs]) -> Output:
         """Returns the output of a sequence that ends with the last of these tokens."""
@@ -125,6 +135,7 @@ class OutputProcessor:
             finish_reason=reason,
             stop_reason=sequence.stop_reason(tokens[-1]) if reason == "stop" else None,
             queue_time_s=sequence.queue_time_s,
+            cached_tokens=sequence.cached_tokens,
             logprobs=logprobs,
         )
 
@@ -193,6 +204,7 @@ class OutputProcessor:
             finish_reason="stop",
             num_cached_tokens=sequence.num_cached or 0,
             queue_time_s=sequence.queue_time_s,
+            cached_tokens=sequence.cached_tokens,
             embedding=embedding,
         )
 

@@ -4,7 +4,8 @@ It knows nothing of tokens, keys or sequences, nor of the memory itself, which r
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 from mini_infer_engine.core.block_store import Contents
 
@@ -70,18 +71,30 @@ class PageAllocator:
         self.references[page] = 1
         return page
 
-    def begin_eviction(self, count: int) -> list[int]:
-        """Returns up to `count` of the least recently used cached pages, and adds a user to each: they can still be
-        hit, and are not reused before `end_eviction`.
+    def least_recently_used(self, count: int) -> list[int]:
+        """Returns up to `count` cached pages, the one that is evicted first first. They get no user."""
+        return list(islice(self._cached, count))
+
+    def begin_eviction(self, count: int, is_wanted: Callable[[int], bool] | None = None) -> list[int]:
+        """Returns the `count` least recently used cached pages, as far as there are so many and they are wanted, and
+        adds a user to each: they can still be hit, and are not reused before `end_eviction`.
         """
-        pages = [page for page, _ in zip(self._cached, range(count), strict=False)]
+        pages = [page for page in islice(self._cached, count) if is_wanted is None or is_wanted(page)]
         self.acquire_all(pages)
         return pages
 
-    def end_eviction(self, pages: Sequence[int]) -> list[int]:
+    def end_eviction(self, pages: Sequence[int], *, retain: bool = False) -> list[int]:
         """Removes the user that `begin_eviction` added. Returns the pages that are blank now, with forgotten contents;
         the others have been hit meanwhile, and are in use.
+
+        With `retain`, no page becomes blank: unused ones stay cached, and are the next to be evicted.
         """
+        if retain:
+            self.release_all(pages)
+            for page in reversed(pages):
+                if page in self._cached:
+                    self._cached.move_to_end(page, last=False)
+            return []
         evicted = [page for page in pages if self.references[page] == 1]
         if self._contents is not None:
             for page in evicted:

@@ -16,7 +16,7 @@ from typing import cast
 import msgspec
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys
-from mini_infer_contract.events import BlockStored, KVEvent, block_removed, block_stored
+from mini_infer_contract.events import MEDIUM_GPU, BlockStored, KVEvent, block_removed, block_stored
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.sequence import Sequence
 
@@ -156,6 +156,11 @@ class PrefixCache:
         """Returns True if blocks of the page can be hit."""
         return bool(self._in_page[page])
 
+    def whole_page(self, page: int) -> list[Block] | None:
+        """Returns the blocks of a page, or None if not all of its blocks can be hit."""
+        blocks = self._in_page[page]
+        return blocks if len(blocks) == self._blocks_per_page else None
+
     def retains(self, page: int) -> bool:
         """Implements `Contents` for the pool: an unused page is kept unless another page has the same contents.
 
@@ -252,7 +257,7 @@ class NoPrefixCache:
         return []
 
 
-def chains(blocks: Iterable[Block]) -> list[BlockStored]:
+def chains(blocks: Iterable[Block], medium: str = MEDIUM_GPU) -> list[BlockStored]:
     """Returns one event for each run of blocks that continue each other."""
     runs: list[list[Block]] = []
     for block in blocks:
@@ -266,6 +271,7 @@ def chains(blocks: Iterable[Block]) -> list[BlockStored]:
             run[0].parent,
             array("I", b"".join(block.packed_tokens for block in run)).tolist(),
             run[0].salt,
+            medium,
         )
         for run in runs
     ]

@@ -213,6 +213,17 @@ class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
     top_logprobs: list[float]
 
 
+class CachedTokens(msgspec.Struct, frozen=True, gc=False):
+    """Prompt tokens that were not computed, by where they were cached."""
+
+    device: int = 0
+    host: int = 0
+    """Tokens from the tier in main memory."""
+    disk: int = 0
+    peer: int = 0
+    """Tokens from another engine's prefix cache."""
+
+
 class Output(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Result of one committed step for one request. As plain data without cycles it is not tracked by the garbage
     collector.
@@ -240,6 +251,8 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """
     queue_time_s: float | None = None
     """Seconds from arrival to first admission, with a finish reason."""
+    cached_tokens: CachedTokens | None = None
+    """Where the `num_cached_tokens` were, with the first token, if the prefix cache has tiers."""
     logprobs: Sequence[TokenLogprobs] = ()
     """Log probabilities at each of `token_ids`, if requested."""
     prompt_logprobs: Sequence[TokenLogprobs] = ()

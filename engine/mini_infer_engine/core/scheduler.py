@@ -18,6 +18,7 @@ from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_engine.core.batch import Row
 from mini_infer_engine.core.encoder_cache import EncoderCacheManager
 from mini_infer_engine.core.kv_cache_manager import KVCacheManager
+from mini_infer_engine.core.kv_tiers.tiers import NO_MATCH, NO_TIERS, KVTiers, NoTiers, TierMatch
 from mini_infer_engine.core.pass_plan import PassPlan
 from mini_infer_engine.core.pipeline_schedule import NoPipelineTurns, PipelineSchedule
 from mini_infer_engine.core.prefill_rows import beam_row, chunk_row
@@ -59,6 +60,7 @@ class Scheduler:
         num_stages: int = 1,
         chunk_alignment: int = 1,
         encoder_cache: EncoderCacheManager | None = None,
+        tiers: KVTiers | NoTiers = NO_TIERS,
     ) -> None:
         """Creates a scheduler for passes through a pipeline of `num_stages` stages.
 
@@ -67,11 +69,12 @@ class Scheduler:
         """
         self.kv_cache = kv_cache
         self.encoder_cache = EncoderCacheManager(0, 0) if encoder_cache is None else encoder_cache
+        self.tiers = tiers
         self.policy = policy
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.receiving: list[Sequence] = []
-        """Sequences with slot and pages that get no rows before their transfer has ended."""
+        """Sequences with slot and pages that get no rows before their transfer, or their load, has ended."""
         self.num_preemptions = 0
         self._speculation = NoSpeculation() if speculation is None else speculation
         self._max_num_seqs = max_num_seqs
@@ -132,7 +135,7 @@ class Scheduler:
             self.kv_cache.free_host_pages(sequence)
             sequence.state = State.ENDED
             return
-        if sequence.state is State.RECEIVING:
+        if sequence.state in (State.RECEIVING, State.LOADING):
             self._end_receiving(sequence)
         sequence.state = why
         if why is State.FINISHED and self.policy.has_targets:
@@ -174,6 +177,13 @@ class Scheduler:
         sequence.num_received = max(0, num_tokens - sequence.num_computed)
         sequence.num_computed = max(num_tokens, sequence.num_computed)
         self.kv_cache.received(sequence)
+        self.kv_cache.cache_blocks(sequence)
+
+    def loaded(self, sequence: Sequence, num_tokens: int) -> None:
+        """Runs a sequence from now on: its pages have the first `num_tokens` tokens' cached blocks."""
+        self._end_receiving(sequence)
+        sequence.state = State.RUNNING
+        sequence.num_computed = num_tokens
         self.kv_cache.cache_blocks(sequence)
 
     def not_received(self, sequence: Sequence) -> None:
@@ -375,9 +385,13 @@ class Scheduler:
             hit = self._computed_blocks(sequence)
             if self._will_hit_more(plan, sequence, hit):
                 index += 1
-            elif self._allocate(plan.step, sequence, hit):
+                continue
+            match = self._match_tiers(sequence, hit)
+            if match.is_awaited:
+                index += 1
+            elif self._allocate(plan.step, sequence, hit.without_tail(self.kv_cache.page_size) if match.pages else hit):
                 del self.waiting[index]
-                self._start(plan, sequence)
+                self._start(plan, sequence, match)
             elif not self.kv_cache.fits_beside_pins(sequence):
                 plan.step.kept_out.append(sequence)
                 index += 1
@@ -463,6 +477,12 @@ class Scheduler:
         sequence.kv_source = None
         return hit
 
+    def _match_tiers(self, sequence: Sequence, hit: Hit) -> TierMatch:
+        """Returns the cached blocks of lower tiers that a waiting sequence loads, unless it has a source already."""
+        if sequence.kv_source is not None or sequence.state is State.SWAPPED:
+            return NO_MATCH
+        return self.tiers.match(sequence, hit)
+
     def _will_hit_more(self, plan: PassPlan, sequence: Sequence, hit: Hit) -> bool:
         """True if the sequence will hit more blocks soon, as another one computes or receives them."""
         if sequence.state is State.SWAPPED:
@@ -477,7 +497,9 @@ class Scheduler:
             return False
         # Tokens, not their keys: those are hashed while they are on their way.
         return any(
-            other.root == sequence.root and other.token_ids[:num_tokens] == sequence.token_ids[:num_tokens]
+            other.state is State.RECEIVING
+            and other.root == sequence.root
+            and other.token_ids[:num_tokens] == sequence.token_ids[:num_tokens]
             for other in self.receiving
         )
 
@@ -511,9 +533,13 @@ class Scheduler:
             step.admitted.append(sequence)
         return True
 
-    def _start(self, plan: PassPlan, sequence: Sequence) -> None:
-        """Plans the first chunk of an admitted sequence, or has its keys and values received."""
-        if sequence.kv_source is None:
+    def _start(self, plan: PassPlan, sequence: Sequence, match: TierMatch) -> None:
+        """Plans the first chunk of an admitted sequence, or has its keys and values loaded or received."""
+        if match.pages:
+            sequence.state = State.LOADING
+            insort(self.receiving, sequence, key=_order)
+            plan.step.loading.append((sequence, match))
+        elif sequence.kv_source is None:
             insort(self.running, sequence, key=_order)
             self._plan_chunk(plan, sequence)
         else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, SPAN_SIZE_TOKENS, block_keys
 from mini_infer_engine.core.images import NO_IMAGES, PromptImages, key_ids
-from mini_infer_engine.core.request import NO_TARGETS, FinishReason, KVSource, LatencyTargets, Request
+from mini_infer_engine.core.request import NO_TARGETS, CachedTokens, FinishReason, KVSource, LatencyTargets, Request
 
 if TYPE_CHECKING:  # with numpy and llguidance, which the HTTP process needs not for its counters
     from mini_infer_engine.core.grammars.matcher import GrammarMatcher
@@ -27,6 +27,8 @@ class State(Enum):
     """In line, with its keys and values in main memory."""
     RECEIVING = "receiving"
     """It has a slot and pages, into which another engine's keys and values are being transferred; it gets no rows."""
+    LOADING = "loading"
+    """It has a slot and pages, into which cached blocks of a lower tier are being copied; it gets no rows."""
     RUNNING = "running"
     """It has a slot and pages, and gets rows."""
     PREEMPTED = "preempted"
@@ -85,7 +87,11 @@ class Sequence:
     num_expected_cached: int | None = None
     """Tokens in the prefix cache when a load report first looked, while it waits. Only load reports use it."""
     num_cached: int | None = None
-    """Prompt tokens found in the prefix cache; set at first admission."""
+    """Prompt tokens found in the prefix cache; set at first admission. Those of lower tiers and of other engines are
+    added when they have come.
+    """
+    cached_tokens: CachedTokens | None = None
+    """Where these tokens were, until an output has reported it; None if the prefix cache has no tiers."""
 
     targets: LatencyTargets = NO_TARGETS
     """Latency targets, the engine's defaults included."""

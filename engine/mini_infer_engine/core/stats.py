@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import zip_longest
 
+from mini_infer_engine.core.kv_tiers.stats import NO_TIER_STATS, KVTierStats
 from mini_infer_engine.core.kv_transfer import NO_TRANSFERS, KVTransferStats
 from mini_infer_engine.core.step import Step
 
@@ -49,6 +50,7 @@ class EngineStats:
     kv_transfer: KVTransferStats = NO_TRANSFERS
     weights_sent_bytes: int = 0
     """Bytes of weights sent to engines that start."""
+    kv_tiers: KVTierStats = NO_TIER_STATS
 
     @classmethod
     def total(cls, parts: Sequence["EngineStats"]) -> "EngineStats":
@@ -61,6 +63,7 @@ class EngineStats:
         by_position = zip_longest(*(part.accepted_tokens_by_position for part in parts), fillvalue=0)
         return cls(
             **summed,
+            kv_tiers=KVTierStats.total([part.kv_tiers for part in parts]),
             kv_usage=sum(part.kv_usage for part in parts) / len(parts),
             accepted_tokens_by_position=[sum(counts) for counts in by_position],
         )
@@ -85,4 +88,5 @@ class EngineStats:
             self.cached_prompt_tokens += sequence.num_cached or 0
 
 
-_SUMMED = {one.name for one in fields(EngineStats)} - {"kv_usage", "accepted_tokens_by_position", "kv_transfer"}
+_NOT_SUMMED = {"kv_usage", "accepted_tokens_by_position", "kv_transfer", "kv_tiers"}
+_SUMMED = {one.name for one in fields(EngineStats)} - _NOT_SUMMED

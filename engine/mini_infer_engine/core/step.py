@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from mini_infer_engine.core.batch import Batch
+from mini_infer_engine.core.kv_tiers.tiers import TierMatch
 from mini_infer_engine.core.sequence import Sequence
 from mini_infer_engine.core.speculation.pass_times import PassKind
 
@@ -38,6 +39,8 @@ class Step:
     """Kind of the pass, set at its launch if tokens may be drafted."""
     receiving: list[Sequence] = field(default_factory=list)
     """Sequences that have been given pages, and from now on wait for another engine to fill them."""
+    loading: list[tuple[Sequence, TierMatch]] = field(default_factory=list)
+    """Sequences that have been given pages, and from now on wait for their cached blocks from a lower tier."""
     refused: list[tuple[Sequence, Refusal]] = field(default_factory=list)
     """Sequences that waited, and whose targets cannot be met any more. They are in no queue."""
     kept_out: list[Sequence] = field(default_factory=list)

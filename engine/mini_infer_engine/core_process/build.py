@@ -20,6 +20,7 @@ from mini_infer_engine.config.pooling.pooler_config import PoolerConfig
 from mini_infer_engine.core.batch import Runner
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.grammars.compiler import GrammarCompiler
+from mini_infer_engine.core_process.disk_tier import open_disk
 from mini_infer_engine.core_process.messages import ModelInfo
 from mini_infer_engine.dry import vocabulary as dry_model
 from mini_infer_engine.dry.dry_run import DryRun
@@ -141,6 +142,7 @@ def _build_real(
         grammars=_grammars(settings, assets, config.vocab_size, config.eos_token_ids),
         chunk_alignment=BLOCK_SIZE_TOKENS if layout.scale_bytes else 1,  # cuts like those of the prefix cache alone
         vision=config.vision,
+        disk_memory=open_disk(settings, runner.host_memory, runner.page_size, runner.device.type),
     )
     model = _model_info(runner, runner.max_model_len, config.vocab_size)
     if not runner.kv_cache.is_uniform:

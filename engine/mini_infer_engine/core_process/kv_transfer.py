@@ -1,31 +1,27 @@
 """Assembles the KV transfer of one engine: identity, transport, port, thread, connector."""
 
-import hashlib
 import logging
 import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 from threading import Thread
 
-import msgspec
 import zmq
 
 from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Request
+from mini_infer_engine.core_process.weights_identity import weights_identity
 from mini_infer_engine.dry.dry_run import DryRun
 from mini_infer_engine.kv_transfer.connector import ANY_VOCABULARY, TransferConnector, any_request
 from mini_infer_engine.kv_transfer.consumer import KVConsumerLimits
 from mini_infer_engine.kv_transfer.layout import KVMemory
-from mini_infer_engine.kv_transfer.protocol.checkpoint_digest import checkpoint_digest
 from mini_infer_engine.kv_transfer.transfer_port import TransferPort
 from mini_infer_engine.kv_transfer.transport import OpenTransport, TransportChoice
 from mini_infer_engine.kv_transfer.worker import Identity, TransferWorker
-from mini_infer_engine.model_path import resolve_model
 from mini_infer_process import zmq_limits
 from mini_infer_process.curve import secure_server
 from mini_infer_process.listening import tcp_address
@@ -41,36 +37,12 @@ def begin_identity(settings: EngineSettings, dry_run: DryRun | None) -> "Future[
 
     def compute() -> None:
         try:
-            future.set_result(_weights(settings, dry_run))
+            future.set_result(weights_identity(settings, dry_run))
         except BaseException as error:
             future.set_exception(error)
 
     Thread(target=compute, name="checkpoint-digest", daemon=True).start()
     return future
-
-
-def _weights(settings: EngineSettings, dry_run: DryRun | None) -> str:
-    if dry_run is not None:
-        return f"dry-run:{hashlib.sha256(msgspec.json.encode(dry_run.script)).hexdigest()}"
-    is_dummy = settings.load_format == "dummy"
-    folder = resolve_model(settings.model, settings.revision, weights=not is_dummy)
-    if is_dummy:
-        config = hashlib.sha256((Path(folder) / "config.json").read_bytes()).hexdigest()
-        content = f"dummy:{config}:{settings.seed}"
-    else:
-        content = checkpoint_digest(Path(folder))
-    overrides = f":{settings.hf_overrides}" if settings.hf_overrides else ""
-    return f"{content}:{_rounding(settings)}{overrides}"
-
-
-def _rounding(settings: EngineSettings) -> str:
-    """Names the quantisation that is applied to the checkpoint's weights when they are loaded."""
-    kind = settings.quantization
-    if kind is None:
-        return "" if settings.gguf_blocks == "auto" else f"gguf-{settings.gguf_blocks}"
-    calibration = [settings.quantization_calibration] if kind in ("int4", "w8a8-int8") else []
-    layers = ["head"] * settings.quantize_lm_head + ["embeddings"] * settings.quantize_embeddings
-    return ",".join([kind, *calibration, *layers])
 
 
 def start_transfer(

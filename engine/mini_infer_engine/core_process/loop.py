@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PARENT_CHECK_S = 1.0
+_WRITE_BEHIND_S = 0.002
+"""Seconds between two looks at copies to lower tiers, while there is no other work."""
 _LINGER_MS = 500
 """Milliseconds for the last messages to the HTTP process."""
 _HEARTBEAT_S = 5.0
@@ -96,6 +98,8 @@ class CoreLoop:
         self._heap = HeapTrimmer()
         self._memory = AnonymousMemory((os.getpid(), parent_pid))
         self._polls_replays = False
+        self._writes_behind = False
+        """True if the engine, which has no work, copies cached blocks to lower tiers."""
         self._refused: list[Output] = []
         self._stopping = False
         self._api_server = api_server
@@ -108,7 +112,10 @@ class CoreLoop:
         """Runs until the HTTP process sends `Stop`, or the parent process is gone."""
         while not self._stopping:
             self._receive()
-            outputs = self._engine.step() if self._engine.has_work else []
+            if self._engine.has_work:
+                outputs = self._engine.step()
+            else:
+                outputs, self._writes_behind = [], self._engine.write_behind()
             if self._refused:
                 outputs, self._refused = [*self._refused, *outputs], []
             self._send(outputs)
@@ -125,6 +132,8 @@ class CoreLoop:
         if not self._engine.has_work or self._engine.only_receives:
             self._poll_replays(self._publisher.accepts_replays())
             wait_s = min(_PARENT_CHECK_S, self._publisher.load_wait_s(time.time()), self._publisher.replay_wait_s())
+            if self._writes_behind:
+                wait_s = min(wait_s, _WRITE_BEHIND_S)
             is_idle = not self._poller.poll(max(1, int(wait_s * 1000)))
         self._heap.trim_if_due(time.monotonic(), is_idle=is_idle)
         if self._transfer is not None:

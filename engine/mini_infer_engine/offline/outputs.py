@@ -2,6 +2,7 @@
 
 import msgspec
 
+from mini_infer_engine.core.request import CachedTokens
 from mini_infer_engine.offline.beams import Logprob
 from mini_infer_engine.offline.metrics import RequestStateStats
 
@@ -35,3 +36,5 @@ class RequestOutput(msgspec.Struct, frozen=True):
     """
     metrics: RequestStateStats | None = None
     """Times of the first of its outputs."""
+    cached_tokens_details: CachedTokens | None = None
+    """Where the cached tokens were, if the prefix cache has tiers."""

@@ -80,6 +80,7 @@ class PendingGeneration(PendingRequest):
             first.num_cached_tokens,
             prompt_logprobs,
             first.stats,
+            first.cached_tokens,
         )
 
     def _delta(self, index: int) -> CompletionOutput | None:

@@ -91,6 +91,10 @@ class PoolingEngine:
             self._ids.remove(request_id)
             self._waiting = [one for one in self._waiting if one.request.request_id != request_id]
 
+    def write_behind(self) -> bool:
+        """Returns False: there is no cache whose blocks could be copied to lower tiers."""
+        return False
+
     @property
     def has_work(self) -> bool:
         """True if `step` has something to do."""

@@ -29,10 +29,11 @@ from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.runtime.attention.sparse_limits import check_sparse_attention
 from mini_infer_engine.runtime.executor import Executor, PassHandle, executor_class
 from mini_infer_engine.runtime.memory.device_memory import DeviceMemory, MemoryTag
+from mini_infer_engine.runtime.memory.host_tier import HostTier, make_host_tier
 from mini_infer_engine.runtime.memory.kv_group_choice import choose_kv_groups
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.memory.mixed_limits import check_mixed_heads
-from mini_infer_engine.runtime.memory.page_count import available_memory, check_swap
+from mini_infer_engine.runtime.memory.page_count import available_memory, check_host_tier, check_swap
 from mini_infer_engine.runtime.memory.quantized_pool import make_pool
 from mini_infer_engine.runtime.memory.state_pool import StatePool
 from mini_infer_engine.runtime.memory.state_slots import host_states_in
@@ -61,6 +62,7 @@ class ModelRunner:
         memory: DeviceMemory,
         weight_server: WeightServer | None = None,
         start_seconds: Mapping[str, float] | None = None,
+        host_memory: HostTier | None = None,
     ) -> None:
         self.start_seconds = dict(start_seconds or {})
         """Seconds of each stage of loading, by its name."""
@@ -75,6 +77,7 @@ class ModelRunner:
         self.kv_cache = pool.kv_cache
         self.max_model_len = max_model_len
         self.swap_space = swap_space_of(worker, pool)
+        self.host_memory = host_memory
         self.max_speculative_rows = executor.max_speculative_rows
         self.guess_costs = executor.guess_costs
 
@@ -226,6 +229,9 @@ def make_runner(
     pool.hidden = worker.hidden_pages(page_size, plan.num_pages, host_pages)
     if (state_spec := worker.model.state_spec(worker.dtype)) is not None:
         pool.states = StatePool(state_spec, plan.slots, worker.device, host_states, is_shared=is_shared)
+    host_bytes = settings.kv_host_memory // settings.data_parallel_size
+    check_host_tier(host_bytes, available_memory())
+    host_memory = make_host_tier(pool, host_bytes, repr(pool.memory().layout).encode())
     memory = DeviceMemory(worker.device)
     memory.own(MemoryTag.WEIGHTS, worker.weight_tensors())
     memory.own(MemoryTag.KV_CACHE, [pool.storage] if pool.hidden is None else [pool.storage, pool.hidden.pages])
@@ -238,4 +244,6 @@ def make_runner(
     group.link.open()
     server = peers.serve(worker.model)
     stages.end("graphs")
-    return ModelRunner(worker, pool, executor, plan.max_model_len, resolved, memory, server, stages.seconds)
+    return ModelRunner(
+        worker, pool, executor, plan.max_model_len, resolved, memory, server, stages.seconds, host_memory
+    )

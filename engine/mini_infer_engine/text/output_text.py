@@ -9,7 +9,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from mini_infer_engine.core.request import FinishReason, Output, RepetitionDetectionParams, Request, TokenLogprobs
+from mini_infer_engine.core.request import (
+    CachedTokens,
+    FinishReason,
+    Output,
+    RepetitionDetectionParams,
+    Request,
+    TokenLogprobs,
+)
 from mini_infer_engine.parsing.base import OutputParser, ParsedOutput, Part
 from mini_infer_engine.text.detokenizer import Decoder, Detokenizer
 from mini_infer_engine.text.repetition import REPETITION, repeats
@@ -56,6 +63,8 @@ class OutputText:
         reason.
         """
         self.num_cached_tokens = 0
+        self.cached_tokens: CachedTokens | None = None
+        """Where the cached tokens were, set with the first token if the prefix cache has tiers."""
         self.logprobs: list[TokenLogprobs] = []
         """Log probabilities at each of `token_ids`, if requested."""
         self.prompt_logprobs: list[TokenLogprobs] = []
@@ -105,6 +114,7 @@ class OutputText:
             return Delta("", [])
         if output.num_cached_tokens:
             self.num_cached_tokens = output.num_cached_tokens
+        self.cached_tokens = output.cached_tokens or self.cached_tokens
         is_repetition = False
         if self._repetition is not None:
             output, is_repetition = self._until_repetition(output, self._repetition)

@@ -4,11 +4,13 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mini_infer_engine.config.model.kv_groups import KVGroup, kv_cache_config
+from mini_infer_engine.core.request import Request
 from tests.support.connected_engine import connect
 from tests.support.connected_world import ConnectedWorld
 from tests.support.engine_world import World, make_engine
@@ -46,6 +48,33 @@ RECURRENT = {
 """Setups with layers that have a recurrent state, and what goes with them."""
 
 
+TIERED = {
+    "num_tier_pages": ((2, 0), (8, 0), (40, 0), (4, 8), (8, 40), (40, 40)),
+    "page_size": (16, 16, 16, 32),
+    "max_model_len": (64, 150, 150),
+    "spare_pages": (0, 2, 8, 12),
+    "num_host_pages": (0,),
+    "max_num_batched_tokens": (16, 64, None),
+    "long_prefill_token_threshold": (0, 16),
+    "enable_prefix_caching": (True,),
+    "pipeline_parallel_size": (1,),
+}
+"""Setups with tiers below the prefix cache, and what goes with them."""
+
+
+class TieredWorld(World):
+    """Most prompts go on with an earlier conversation, and end soon."""
+
+    def draw_request(self) -> Request:
+        request = super().draw_request()
+        history = self.draw.choice(self.histories[-8:])
+        if len(history) < 16 or self.draw.random() < 0.2:
+            return request
+        prompt = [*history, *request.prompt_token_ids[-3:]][: self.max_model_len - 6]
+        sampling = msgspec.structs.replace(request.sampling, max_tokens=self.draw.randrange(1, 5))
+        return msgspec.structs.replace(request, prompt_token_ids=prompt, sampling=sampling, cache_salt="")
+
+
 def make_connected_world(draw: random.Random) -> ConnectedWorld:
     """The same with peers; what KV transfer does not go with is left out."""
     world = make_world(draw, speculative_method=None, pipeline_parallel_size=1)
@@ -62,14 +91,16 @@ def make_world(draw: random.Random, setups: dict[str, tuple[Any, ...]] = SETUPS,
         setup |= {"pipeline_parallel_size": 1, "max_speculative_rows": draw.choice((2, 8))}
     if setup["speculative_method"] == "draft_model":
         setup |= {"speculative_model": "a smaller one"}
-    max_model_len = draw.choice((20, 64, 150, 3 * page_size, 3 * page_size // 2))
+    lengths = (20, 64, 150, 3 * page_size, 3 * page_size // 2)
+    max_model_len = setup.pop("max_model_len", None) or draw.choice(lengths)
     kv_cache = kv_cache_config(setup.pop("windows"), max_model_len)
     if num_checkpoints := setup.pop("num_checkpoints", 0):
         states = KVGroup("recurrent_state", (1, 2))
         kv_cache = replace(kv_cache, state_group=states, num_checkpoints=num_checkpoints)
     chunk = setup["long_prefill_token_threshold"] or setup["max_num_batched_tokens"] or 2048
     num_pages = kv_cache.most_pages(max_model_len, page_size, chunk) + spare_pages
-    return World(*make_engine(num_pages, page_size, max_model_len, kv_cache=kv_cache, **setup), max_model_len, draw)
+    made = make_engine(num_pages, page_size, max_model_len, kv_cache=kv_cache, draw=draw, **setup)
+    return (TieredWorld if "num_tier_pages" in setup else World)(*made, max_model_len, draw)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -138,6 +169,40 @@ class RecurrentMachine(EngineMachine):
 
 RecurrentMachine.TestCase.settings = EngineMachine.TestCase.settings
 TestRecurrentMachine = RecurrentMachine.TestCase
+
+
+class TieredMachine(EngineMachine):
+    """The same with tiers in main memory and on a disk: copies that take long, fail, and come back changed."""
+
+    @initialize(seed=st.integers(0, 2**32))
+    def start(self, seed: int) -> None:
+        self.world = make_world(random.Random(seed), SETUPS | TIERED)
+
+    @rule(what=st.sampled_from(("flip", "fail_copy", "fail_disk")))
+    def break_tier(self, what: str) -> None:
+        break_tier(self.world, what)
+
+    @rule(count=st.integers(1, 4))
+    def write_behind(self, count: int) -> None:
+        if not self.world.engine.has_work:
+            for _ in range(count):
+                self.world.engine.write_behind()
+
+
+def break_tier(world: World, what: str) -> None:
+    """Changes a page in main memory, or fails the next copy to or from a tier."""
+    host, disk = world.runner.host_memory, world.runner.disk_memory
+    assert host is not None
+    if what == "flip":
+        host.flip()
+    elif what == "fail_copy":
+        host.error = "told to fail"
+    elif disk is not None:
+        disk.error = "told to fail"
+
+
+TieredMachine.TestCase.settings = EngineMachine.TestCase.settings
+TestTieredMachine = TieredMachine.TestCase
 
 
 class ConnectedMachine(EngineMachine):
@@ -271,3 +336,32 @@ def test_every_row_goes_on_from_its_state_when_prompts_resume_from_checkpoints()
     assert preemptions > 10
     assert cached_tokens > 500
     assert resumed > 30
+
+
+def test_every_text_is_right_when_blocks_come_back_from_tiers_or_are_lost() -> None:
+    """Thirty engines, 250 events each; the sums show that the events reach what they are meant to try."""
+    host_tokens = disk_tokens = mismatches = errors = preemptions = 0
+    for seed in range(30):
+        draw = random.Random(seed)
+        world = make_world(draw, SETUPS | TIERED)
+        broken = ("flip", "fail_copy", "fail_disk")[: seed % 4]
+        for _ in range(250):
+            draw.choices((world.add, world.add_beams, world.abort, world.step), weights=(1, 0.1, 0.3, 5))[0]()
+            if broken and draw.random() < 0.02:
+                break_tier(world, draw.choice(broken))
+            if not world.engine.has_work:
+                world.engine.write_behind()
+            world.check()
+        world.drain()
+        stats = world.engine.stats()
+        tiers = stats.kv_tiers.tiers
+        host_tokens += tiers["host"].hit_tokens
+        disk_tokens += tiers["disk"].hit_tokens if "disk" in tiers else 0
+        mismatches += sum(tier.mismatches for tier in tiers.values())
+        errors += sum(tier.errors for tier in tiers.values())
+        preemptions += stats.preemptions
+    assert host_tokens > 500
+    assert disk_tokens > 30
+    assert mismatches > 1
+    assert errors > 5
+    assert preemptions > 5

@@ -30,6 +30,11 @@ def check_swap(swap_bytes: int, available_bytes: int) -> None:
     _check_available("kv_swap_memory", swap_bytes, available_bytes)
 
 
+def check_host_tier(host_bytes: int, available_bytes: int) -> None:
+    """Raises ModelError if main memory has too little for so many evicted blocks."""
+    _check_available("kv_host_memory", host_bytes, available_bytes)
+
+
 def _check_available(option: str, requested_bytes: int, available_bytes: int) -> None:
     if requested_bytes > available_bytes:
         raise ModelError(

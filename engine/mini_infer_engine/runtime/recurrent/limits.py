@@ -37,6 +37,8 @@ def _obstacle(settings: EngineSettings) -> str | None:
     """Returns the option that recurrent layers do not support, with the reason and the remedy, or None."""
     if settings.pipeline_parallel_size > 1:
         return "pipeline_parallel_size: stages cannot share them yet: leave it out"
+    if settings.kv_host_memory:
+        return "kv_host_memory: checkpoints of their state are not copied to lower tiers yet: leave it out"
     return None
 
 

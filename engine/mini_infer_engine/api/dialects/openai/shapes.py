@@ -15,6 +15,7 @@ import msgspec
 from mini_infer_engine import __version__
 from mini_infer_engine.api.dialects.base import GenerationSpec
 from mini_infer_engine.api.dialects.openai.logprobs import TokenNames
+from mini_infer_engine.core.request import CachedTokens
 from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.output_text import Delta, EndReason, OutputText
 from mini_infer_web.api_errors import ApiError
@@ -216,6 +217,10 @@ def usage(replies: Sequence[OutputText]) -> dict[str, Any]:
             )
         },
     }
+    if cached := [reply.cached_tokens for reply in prompts if reply.cached_tokens is not None]:
+        found["prompt_tokens_details"]["cached_tokens_details"] = {
+            medium: sum(getattr(one, medium) for one in cached) for medium in CachedTokens.__struct_fields__
+        }
     if parsed := [reply.parsed for reply in replies if reply.parsed is not None]:
         found["completion_tokens_details"] = {"reasoning_tokens": sum(output.reasoning_tokens for output in parsed)}
     return found

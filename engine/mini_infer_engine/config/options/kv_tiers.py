@@ -1,0 +1,25 @@
+"""Checks the options of the prefix cache's tiers against each other. No torch here."""
+
+from mini_infer_contract.engine_options import EngineOptions
+
+
+def tiers_fault(options: EngineOptions) -> str | None:
+    """Says why the options of the tiers do not go together, or not with others; None if they do."""
+    if bool(options.kv_disk_path) != bool(options.kv_disk_size):
+        return "--kv-disk-path and --kv-disk-size go together: set both, or none"
+    if options.kv_disk_path and not options.kv_host_memory:
+        return "--kv-disk-path needs --kv-host-memory, through which blocks go to the disk and back: set it, too"
+    if not options.kv_host_memory:
+        return None
+    if not options.enable_prefix_caching:
+        return "--kv-host-memory keeps blocks of the prefix cache: leave out --no-enable-prefix-caching"
+    if options.kv_swap_memory:
+        return (
+            "--kv-swap-memory does not go with --kv-host-memory, which keeps the blocks of preempted sequences, too: "
+            "leave it out"
+        )
+    if options.pipeline_parallel_size > 1:
+        return "--kv-host-memory: the stages of a pipeline do not copy blocks yet: set --pipeline-parallel-size 1"
+    if options.tensor_parallel_size > 1:
+        return "--kv-host-memory: tensor-parallel ranks do not copy blocks yet: set --tensor-parallel-size 1"
+    return None

@@ -1,0 +1,84 @@
+"""Decides whether cached pages are loaded from a lower tier or computed again, by learned costs. Pure arithmetic."""
+
+from collections.abc import Mapping, Sequence
+
+_OLDER_COUNT = 0.9
+"""Factor by which each measurement shrinks the weight of earlier ones."""
+_DECLINED_COUNT = 0.98
+"""Factor by which each load that is declined shrinks it: after a slow phase the first estimate comes back, so that
+loads are tried again.
+"""
+_FIRST_WEIGHT = 0.05
+"""Weight of the first estimate beside the measurements, which have 1 each and 10 together at most."""
+_LONG_TOKENS = 4096
+
+
+class CopyCost:
+    """The cost of copying cached tokens from a tier: a latency and seconds a token, fitted to what copies took.
+
+    The fit is a weighted least-squares line; the first estimate counts as two measurements of little weight.
+    """
+
+    def __init__(self, latency_s: float, s_per_token: float) -> None:
+        """Takes the estimate that holds before any measurement."""
+        self._first = (0, latency_s), (_LONG_TOKENS, latency_s + _LONG_TOKENS * s_per_token)
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self._fit()
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The measured rate, latencies included; 0 before the first measurement."""
+        return self._x / self._y if self._y else 0.0
+
+    def seconds(self, num_tokens: int) -> float:
+        """Returns the expected seconds for so many tokens."""
+        return self._latency_s + num_tokens * self._s_per_token
+
+    def measured(self, num_tokens: int, seconds: float) -> None:
+        """Records a copy that has ended."""
+        self._shrink(_OLDER_COUNT)
+        self._n += 1
+        self._x += num_tokens
+        self._y += seconds
+        self._xx += num_tokens * num_tokens
+        self._xy += num_tokens * seconds
+        self._fit()
+
+    def declined(self) -> None:
+        """Records that a load was not worth its cost, so that nothing was measured."""
+        self._shrink(_DECLINED_COUNT)
+        self._fit()
+
+    def _shrink(self, factor: float) -> None:
+        self._n, self._x, self._y = self._n * factor, self._x * factor, self._y * factor
+        self._xx, self._xy = self._xx * factor, self._xy * factor
+
+    def _fit(self) -> None:
+        n, x, y, xx, xy = self._n, self._x, self._y, self._xx, self._xy
+        for tokens, seconds in self._first:
+            n, x, y = n + _FIRST_WEIGHT, x + _FIRST_WEIGHT * tokens, y + _FIRST_WEIGHT * seconds
+            xx, xy = xx + _FIRST_WEIGHT * tokens * tokens, xy + _FIRST_WEIGHT * tokens * seconds
+        slope = max(0.0, (n * xy - x * y) / (n * xx - x * x))  # two different token counts are always among them
+        latency = (y - slope * x) / n
+        if latency < 0:
+            slope, latency = xy / xx, 0.0
+        self._s_per_token, self._latency_s = slope, latency
+
+
+def pages_to_load(
+    media: Sequence[str], page_size: int, costs: Mapping[str, CopyCost], compute_tokens_per_s: float
+) -> int:
+    """Returns how many of the pages that continue a prompt's prefix, which are in these media, are worth loading.
+
+    It is the number that saves the most time against computing them; 0 if none saves any.
+    """
+    best, most_saved, counts = 0, 0.0, dict.fromkeys(costs, 0)
+    for count, medium in enumerate(media, start=1):
+        counts[medium] += 1
+        if count < len(media) and media[count] == medium:
+            continue  # costs are lines: the best number is at an end of a run
+        load_s = sum(costs[name].seconds(number * page_size) for name, number in counts.items() if number)
+        saved = count * page_size / compute_tokens_per_s - load_s
+        if saved > most_saved:
+            best, most_saved = count, saved
+    return best

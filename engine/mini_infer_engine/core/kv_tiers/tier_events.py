@@ -1,0 +1,70 @@
+"""Records which pages came to a tier and left it, as KV events of its medium."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from mini_infer_contract.events import BlockStored, KVEvent, block_removed
+from mini_infer_engine.core.kv_tiers.page_record import PageRecord
+from mini_infer_engine.core.prefix_cache import Block, chains
+
+
+class TierEvents:
+    """The changes of one tier that no one has taken yet.
+
+    Pages that part within a page have their first blocks in common: Stored is emitted with the first of these pages,
+    Removed with the last.
+    """
+
+    def __init__(self, medium: str, *, are_recorded: bool) -> None:
+        self.medium = medium
+        self._are_recorded = are_recorded
+        self._counts: Counter[bytes] = Counter()
+        """The number of pages that have a block, by its key."""
+        self._changes: list[list[Block] | list[bytes]] = []
+        """Blocks that came, or keys of blocks that went."""
+
+    def stored(self, record: PageRecord) -> None:
+        """Records that a page came."""
+        if self._are_recorded:
+            new = [block for block in record.blocks if not self._counts[block.key]]
+            self._counts.update(block.key for block in record.blocks)
+            if new:
+                self._changes.append(new)
+
+    def removed(self, record: PageRecord) -> None:
+        """Records that a page went."""
+        if not self._are_recorded:
+            return
+        gone: list[bytes] = []
+        for block in record.blocks:
+            self._counts[block.key] -= 1
+            if not self._counts[block.key]:
+                del self._counts[block.key]
+                gone.append(block.key)
+        if gone:
+            self._changes.append(gone)
+
+    def take(self) -> list[KVEvent]:
+        """Returns the changes since the last call, in order."""
+        changes, self._changes = self._changes, []
+        events: list[KVEvent] = []
+        for change in changes:
+            if isinstance(change[0], Block):
+                events += chains(change, self.medium)
+            else:
+                events.append(block_removed(change, self.medium))
+        return events
+
+    def snapshot(self, records: Iterable[PageRecord]) -> list[BlockStored]:
+        """Returns these pages as events, parents before those of their children that are among them."""
+        blocks = {block.key: block for record in _parents_first(records) for block in record.blocks}
+        return chains(blocks.values(), self.medium)
+
+
+def _parents_first(records: Iterable[PageRecord]) -> Iterator[PageRecord]:
+    waiting = {record.key: record for record in records}
+    while waiting:
+        line = [waiting.popitem()[1]]
+        while (parent := line[-1].blocks[0].parent) is not None and parent in waiting:
+            line.append(waiting.pop(parent))
+        yield from reversed(line)

@@ -1,0 +1,107 @@
+"""Tracks which pages of prefixes are in which pages of main memory, and where on the disk. No copies here."""
+
+from mini_infer_contract.events import MEDIUM_DISK, MEDIUM_HOST
+from mini_infer_engine.core.block_store import BlockStore
+from mini_infer_engine.core.kv_tiers.page_record import PageRecord
+from mini_infer_engine.core.kv_tiers.tier_events import TierEvents
+from mini_infer_engine.core.kv_tiers.tier_memory import DiskPage
+from mini_infer_engine.core.page_allocator import PageAllocator
+
+
+class HostIndex:
+    """The pages in main memory by the key of their last block. It is the `Contents` of their own block store."""
+
+    def __init__(self, num_pages: int, page_size: int, *, record_events: bool) -> None:
+        self.store: BlockStore = PageAllocator(num_pages, page_size, self)
+        self.events = TierEvents(MEDIUM_HOST, are_recorded=record_events)
+        self._pages: dict[bytes, int] = {}
+        self._records: list[PageRecord | None] = [None] * num_pages
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._pages
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def page(self, key: bytes) -> int | None:
+        """Returns the page with this key, or None."""
+        return self._pages.get(key)
+
+    def record(self, page: int) -> PageRecord | None:
+        """Returns what is in a page, or None if that is nothing that can be hit."""
+        return self._records[page]
+
+    def add(self, page: int, record: PageRecord) -> None:
+        """Registers the contents of a page that is in use, unless they are in another page already."""
+        if record.key in self._pages:
+            return
+        self._pages[record.key] = page
+        self._records[page] = record
+        self.events.stored(record)
+
+    def retains(self, page: int) -> bool:
+        """Implements `Contents`: a page with a record stays cached."""
+        return self._records[page] is not None
+
+    def evict(self, page: int) -> None:
+        """Implements `Contents`, and forgets a page that cannot be relied on."""
+        record = self._records[page]
+        if record is not None:
+            self._records[page] = None
+            del self._pages[record.key]
+            self.events.removed(record)
+
+    def clear(self) -> None:
+        """Forgets all pages."""
+        for page in list(self._pages.values()):
+            self.evict(page)
+
+    @property
+    def records(self) -> list[PageRecord]:
+        """The records of all pages that can be hit."""
+        return [record for record in self._records if record is not None]
+
+
+class DiskIndex:
+    """The pages on the disk by the key of their last block."""
+
+    def __init__(self, *, record_events: bool) -> None:
+        self.events = TierEvents(MEDIUM_DISK, are_recorded=record_events)
+        self._pages: dict[bytes, DiskPage] = {}
+        self._keys: dict[int, bytes] = {}
+        """The key of each location."""
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._pages
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def page(self, key: bytes) -> DiskPage | None:
+        """Returns the page with this key, or None."""
+        return self._pages.get(key)
+
+    def add(self, page: DiskPage) -> None:
+        """Registers a page, unless one of the same tokens is registered already."""
+        key = page.record.key
+        if key in self._pages:
+            return
+        self._pages[key] = page
+        self._keys[page.location] = key
+        self.events.stored(page.record)
+
+    def forget(self, location: int) -> None:
+        """Forgets a page that is gone or cannot be relied on. An unknown location is no error."""
+        key = self._keys.pop(location, None)
+        if key is not None:
+            self.events.removed(self._pages.pop(key).record)
+
+    def clear(self) -> None:
+        """Forgets all pages."""
+        for location in list(self._keys):
+            self.forget(location)
+
+    @property
+    def records(self) -> list[PageRecord]:
+        """The records of all pages."""
+        return [page.record for page in self._pages.values()]

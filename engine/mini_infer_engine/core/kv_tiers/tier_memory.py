@@ -1,0 +1,122 @@
+"""Defines the interfaces of the tiers' memory: asynchronous copies of whole pages, each with a digest. No decisions.
+
+A copy is identified by a ticket that its caller chooses; `take` returns it once the copy has ended.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from mini_infer_engine.core.kv_tiers.page_record import PageRecord
+
+
+class PageMove(NamedTuple):
+    """Instruction to copy a whole page, in all layers, to a page of another medium."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Event: the copies of one ticket have ended."""
+
+    ticket: int
+    seconds: float
+    """Seconds from the request to the end of its last copy."""
+    digests: Sequence[int] = ()
+    """The digest of each page's bytes as the device has them: before a store, after a load."""
+    error: str = ""
+    """The reason why the copies failed; empty if they have not."""
+
+
+class HostMemory(Protocol):
+    """Pages of main memory beside a device's pool. Copies run beside passes, in the order of their requests."""
+
+    num_pages: int
+    page_bytes: int
+    """Bytes of a page in all layers."""
+    identity: bytes
+    """Names everything that decides what a page's bytes mean besides its tokens: dtype, layout, kernels."""
+    latency_s: float
+    bytes_per_s: float
+    """Estimated latency and speed of copies, until some are measured."""
+
+    def store(self, ticket: int, moves: Sequence[PageMove]) -> None:
+        """Copies pages of the device to main memory. Nothing may write to them before `take` returns the ticket."""
+
+    def load(self, ticket: int, moves: Sequence[PageMove]) -> None:
+        """Copies pages of main memory to the device. No launched pass may use the targets."""
+
+    def take(self) -> list[Moved]:
+        """Returns the copies that have ended since the last call, without waiting."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits until `take` has something to return, at most so long. Returns at once if nothing is being copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskMoved:
+    """Event: a page has been written to the disk or read from it."""
+
+    ticket: int
+    seconds: float
+    location: int = -1
+    """The location of a page that was written, for `read`."""
+    is_gone: bool = False
+    """True if nothing was read because the page's file has been dropped, or written because no page can have such a
+    record.
+    """
+    error: str = ""
+    """The reason why nothing was written or read by a fault of the disk; empty if there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskPage:
+    """A page on the disk."""
+
+    record: PageRecord
+    location: int
+
+
+class DiskMemory(Protocol):
+    """Pages in files, between which and main memory they are copied. Files are dropped whole, the oldest first."""
+
+    capacity_bytes: int
+    latency_s: float
+    bytes_per_s: float
+    """Estimated latency and speed of reads, until some are measured."""
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all files."""
+
+    def take_recovered(self) -> list[DiskPage]:
+        """Returns the pages that a former process has written, as far as they have been found since the last call."""
+
+    def write(self, ticket: int, host_page: int, record: PageRecord) -> None:
+        """Writes a page of main memory, which must not change before `take` returns the ticket."""
+
+    def read(self, ticket: int, location: int, host_page: int) -> None:
+        """Reads a page into main memory."""
+
+    def take(self) -> list[DiskMoved]:
+        """Returns the writes and reads that have ended since the last call, without waiting."""
+
+    def take_dropped(self) -> list[int]:
+        """Returns the locations whose files were dropped since the last call."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits until `take` has something to return, at most so long. Returns at once if nothing is being copied."""
+
+    def clear(self) -> None:
+        """Drops all files."""
+
+
+def sealed(digest: int, key: bytes, identity: bytes) -> int:
+    """Returns the digest of a page's bytes combined with the key of its tokens and the identity of its memory, so that
+    the right bytes in the wrong place do not match either.
+    """
+    content = digest.to_bytes(8, "little") + len(key).to_bytes(2, "little") + key + identity
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")

@@ -1,0 +1,265 @@
+"""Puts the tiers below one engine's prefix cache together: main memory, and perhaps a disk below it.
+
+Blocks that the device will evict soon are written behind while they are cached. A waiting sequence whose prefix goes on
+in a tier is given pages, and no rows until they have been loaded, if that is faster than computing them.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
+from mini_infer_contract.events import BlockStored, KVEvent
+from mini_infer_engine.core.kv_tiers.copies import Copies
+from mini_infer_engine.core.kv_tiers.load_choice import CopyCost, pages_to_load
+from mini_infer_engine.core.kv_tiers.loads import Loaded, Loads, TierPage
+from mini_infer_engine.core.kv_tiers.stats import NO_TIER_STATS, KVTierStats
+from mini_infer_engine.core.kv_tiers.tier import Tier
+from mini_infer_engine.core.kv_tiers.tier_index import DiskIndex, HostIndex
+from mini_infer_engine.core.kv_tiers.tier_memory import DiskMemory, HostMemory
+from mini_infer_engine.core.kv_tiers.write_behind import WriteBehind
+from mini_infer_engine.core.prefix_cache import Hit, NoPrefixCache, PrefixCache
+from mini_infer_engine.core.sequence import Sequence
+
+HOST = "host"
+DISK = "disk"
+
+
+@dataclass(frozen=True, slots=True)
+class TierMatch:
+    """The pages of lower tiers with which a waiting sequence's prefix continues."""
+
+    pages: tuple[TierPage, ...] = ()
+    """Those that are worth loading."""
+    is_awaited: bool = False
+    """True if the first of them is on its way to the device, where this sequence will hit it soon."""
+
+
+NO_MATCH = TierMatch()
+
+
+class KVTiers:
+    """The tiers of one engine."""
+
+    is_present = True
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        host: HostMemory,
+        disk: DiskMemory | None,
+        *,
+        compute_tokens_per_s: float,
+        record_events: bool,
+    ) -> None:
+        """Creates empty tiers. `compute_tokens_per_s` is an estimate that holds until `take` has a measured one."""
+        page_size = cache.pool.page_size
+        self._page_size, self._blocks_per_page = page_size, page_size // BLOCK_SIZE_TOKENS
+        self._copies = Copies(host, disk)
+        bytes_per_token = host.page_bytes / page_size
+        self._host_tier = Tier(HOST, CopyCost(host.latency_s, bytes_per_token / host.bytes_per_s))
+        self._disk_tier = Tier(DISK, CopyCost(0.0, 0.0))
+        if disk is None:
+            self._disk_tier.is_on = False
+        else:
+            self._disk_tier.cost = CopyCost(disk.latency_s, bytes_per_token / disk.bytes_per_s)
+        self._host = HostIndex(host.num_pages, page_size, record_events=record_events)
+        self._disk = DiskIndex(record_events=record_events)
+        self._loads = Loads(cache.pool, self._host, self._disk, self._copies)
+        tiers = (self._host_tier, self._disk_tier)
+        self._write_behind = WriteBehind(cache, self._host, self._disk, tiers, self._copies)
+        self._compute_tokens_per_s = compute_tokens_per_s
+
+    # What the scheduler asks and requests.
+
+    def match(self, sequence: Sequence, hit: Hit) -> TierMatch:
+        """Returns the pages with which the prefix of a waiting sequence continues after the whole pages of `hit`.
+
+        The last known token is never among theirs: it must be computed for its logits.
+        """
+        if sequence.group is not None or not sequence.may_hit or not self._host_tier.is_on:
+            return NO_MATCH
+        found: list[TierPage] = []
+        for place in range(len(hit.pages), (len(sequence.token_ids) - 1) // self._page_size):
+            key = sequence.key((place + 1) * self._blocks_per_page - 1)
+            if not found and self._loads.is_loading(key):
+                return TierMatch(is_awaited=True)
+            page = self._find(key)
+            if page is None:
+                break
+            found.append(page)
+        if not found:
+            return NO_MATCH
+        costs = {tier.name: tier.cost for tier in (self._host_tier, self._disk_tier)}
+        media = [page.tier.name for page in found]
+        count = pages_to_load(media, self._page_size, costs, self._compute_tokens_per_s)
+        for page in found[count:]:
+            page.tier.declined(self._page_size)
+        return TierMatch(tuple(found[:count]))
+
+    def _find(self, key: bytes) -> TierPage | None:
+        host_page = self._host.page(key)
+        if host_page is not None and (record := self._host.record(host_page)) is not None:
+            return TierPage(self._host_tier, record)
+        disk_page = self._disk.page(key) if self._disk_tier.is_on else None
+        return None if disk_page is None else TierPage(self._disk_tier, disk_page.record, disk_page.location)
+
+    def load(self, sequence: Sequence, match: TierMatch, *, is_first: bool) -> None:
+        """Loads the pages of a match behind the computed tokens of a sequence, which has pages for them."""
+        self._loads.begin(sequence, match.pages, is_first=is_first)
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Loads nothing more for a sequence. Its pages stay pinned for as long as they may be written to."""
+        self._loads.cancel(sequence)
+
+    # What the engine does in each step.
+
+    def take(self, compute_tokens_per_s: float) -> list[Loaded]:
+        """Takes in the copies that have ended, and returns the sequences whose pages have been loaded. A rate of 0 is
+        none that was measured.
+        """
+        self._compute_tokens_per_s = compute_tokens_per_s or self._compute_tokens_per_s
+        self._copies.take()
+        if (disk := self._copies.disk) is not None:
+            for page in disk.take_recovered():
+                self._disk.add(page)
+            for location in disk.take_dropped():
+                self._disk.forget(location)
+        if not self._host_tier.is_on and len(self._host):
+            self._host.clear()
+        if not self._disk_tier.is_on and len(self._disk):
+            self._disk.clear()
+        return self._loads.take()
+
+    def write_behind(self, *, is_idle: bool = False) -> bool:
+        """Requests the next copies to lower tiers, more of them if the engine `is_idle`. Returns False if there are
+        none.
+        """
+        return self._write_behind.run(is_idle=is_idle)
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits until a copy has ended, at most so long. Returns at once if none is under way."""
+        self._copies.wait(timeout_s)
+
+    @property
+    def are_copying(self) -> bool:
+        """True if copies are under way, whose pages cannot be used for anything else."""
+        return self._copies.are_under_way
+
+    @property
+    def are_loading(self) -> bool:
+        """True if `take` will return a sequence."""
+        return self._loads.are_under_way
+
+    def distrust_device(self) -> None:
+        """Forgets pages that are on their way from the device: a pass has failed."""
+        self._write_behind.forget()
+
+    def clear(self) -> None:
+        """Forgets all pages of all tiers."""
+        self._write_behind.forget()
+        self._host.clear()
+        self._disk.clear()
+        if self._copies.disk is not None:
+            self._copies.disk.clear()
+
+    # What others are told.
+
+    def take_events(self) -> list[KVEvent]:
+        """Returns the changes of all tiers since the last call."""
+        return self._host.events.take() + self._disk.events.take()
+
+    def snapshot(self) -> list[BlockStored]:
+        """Returns all blocks of each tier."""
+        return self._host.events.snapshot(self._host.records) + self._disk.events.snapshot(self._disk.records)
+
+    @property
+    def tokens_per_s(self) -> tuple[float, float]:
+        """The measured rates of loads from main memory and from the disk; 0 if none was measured."""
+        return self._host_tier.cost.tokens_per_s, self._disk_tier.cost.tokens_per_s
+
+    @property
+    def stats(self) -> KVTierStats:
+        """The counters and gauges of all tiers."""
+        host, disk, page_bytes = self._copies.host, self._copies.disk, self._copies.host.page_bytes
+        num_pages = len(self._host)
+        tiers = {
+            HOST: self._host_tier.stats(
+                capacity_bytes=host.num_pages * page_bytes,
+                used_bytes=num_pages * page_bytes,
+                blocks=num_pages * self._blocks_per_page,
+            )
+        }
+        if disk is not None:
+            tiers[DISK] = self._disk_tier.stats(
+                capacity_bytes=disk.capacity_bytes,
+                used_bytes=disk.used_bytes,
+                blocks=len(self._disk) * self._blocks_per_page,
+            )
+        return KVTierStats(tiers)
+
+
+class NoTiers:
+    """Stands in for `KVTiers` where the prefix cache has no tiers: nothing is found, copied or reported."""
+
+    is_present = False
+    are_copying = False
+    are_loading = False
+    tokens_per_s = (0.0, 0.0)
+    stats = NO_TIER_STATS
+
+    def match(self, sequence: Sequence, hit: Hit) -> TierMatch:
+        """Returns no pages."""
+        del sequence, hit
+        return NO_MATCH
+
+    def load(self, sequence: Sequence, match: TierMatch, *, is_first: bool) -> None:
+        """Is never called: nothing matches."""
+        raise AssertionError("there is no tier to load from")
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Does nothing: nothing is loaded."""
+
+    def take(self, compute_tokens_per_s: float) -> Iterable[Loaded]:
+        """Returns no sequences."""
+        del compute_tokens_per_s
+        return ()
+
+    def write_behind(self, *, is_idle: bool = False) -> bool:
+        """Returns False: there is nothing to copy."""
+        del is_idle
+        return False
+
+    def wait(self, timeout_s: float) -> None:
+        """Returns at once."""
+
+    def distrust_device(self) -> None:
+        """Does nothing: nothing is on its way."""
+
+    def clear(self) -> None:
+        """Forgets nothing, for nothing is known."""
+
+    def take_events(self) -> list[KVEvent]:
+        """Returns no events."""
+        return []
+
+    def snapshot(self) -> list[BlockStored]:
+        """Returns no blocks."""
+        return []
+
+
+NO_TIERS = NoTiers()
+
+
+def make_kv_tiers(
+    cache: PrefixCache | NoPrefixCache,
+    host: HostMemory | None,
+    disk: DiskMemory | None,
+    *,
+    compute_s_per_token: float,
+    record_events: bool,
+) -> KVTiers | NoTiers:
+    """Returns the tiers of an engine, or `NO_TIERS` if it has no memory for them or caches no prefixes."""
+    if host is None or not isinstance(cache, PrefixCache):
+        return NO_TIERS
+    rate = 1 / compute_s_per_token if compute_s_per_token else 1.0
+    return KVTiers(cache, host, disk, compute_tokens_per_s=rate, record_events=record_events)

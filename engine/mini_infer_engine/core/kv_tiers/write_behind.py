@@ -1,0 +1,125 @@
+"""Writes pages behind: those that the device will evict soon to main memory, and those of main memory to the disk.
+
+A page stays cached where it is, while it is copied and afterwards: its eviction loses nothing from then on.
+"""
+
+from functools import partial
+
+from mini_infer_engine.core.kv_tiers.copies import Copies
+from mini_infer_engine.core.kv_tiers.page_record import PageRecord
+from mini_infer_engine.core.kv_tiers.tier import Tier
+from mini_infer_engine.core.kv_tiers.tier_index import DiskIndex, HostIndex
+from mini_infer_engine.core.kv_tiers.tier_memory import DiskMoved, DiskPage, Moved, PageMove, sealed
+from mini_infer_engine.core.prefix_cache import Block, PrefixCache
+
+_BYTES_AT_ONCE = 64 << 20
+"""Bytes that are written behind at a time. Their pages cannot be evicted meanwhile."""
+_MOST_SCANNED = 16_384
+"""Most cached pages that are looked at at a time while nothing runs: a few milliseconds."""
+
+
+def window(num_pages: int, num_below: int, num_blank_below: int, *, is_idle: bool) -> int:
+    """Returns how many of a tier's cached pages, the least recently used first, should be in the next tier too, which
+    has `num_below` pages.
+
+    While requests run it is a fourth of the pages, and no more than half of those below: what was copied just now is
+    not to be evicted for it. While nothing runs it is all of them, as long as nothing is evicted for them.
+    """
+    if is_idle:
+        return _MOST_SCANNED if num_blank_below else 0
+    return max(1, min(num_pages // 4, num_below // 2))
+
+
+class WriteBehind:
+    """The copies from the device to main memory, and from there to the disk."""
+
+    def __init__(
+        self, cache: PrefixCache, host: HostIndex, disk: DiskIndex, tiers: tuple[Tier, Tier], copies: Copies
+    ) -> None:
+        self._cache, self._host, self._disk = cache, host, disk
+        self._host_tier, self._disk_tier = tiers
+        self._copies = copies
+        self._pages_at_once = max(1, _BYTES_AT_ONCE // copies.host.page_bytes)
+        self.storing: list[PageMove] = []
+        """Pages of the device, each with the page of main memory to which it is being copied."""
+        self.writing: set[int] = set()
+        """Pages of main memory that are being written to the disk."""
+        self._unwritable: set[bytes] = set()
+        """Keys of pages that the disk cannot store."""
+        self._generation = 0
+        """Copies that were requested in an earlier generation are forgotten when they end."""
+
+    def forget(self) -> None:
+        """Forgets what is being copied: its contents cannot be relied on."""
+        self._generation += 1
+
+    def run(self, *, is_idle: bool) -> bool:
+        """Requests the next copies. Returns False if there is nothing to write behind."""
+        to_host = self._host_tier.is_on and not self.storing and self._store(is_idle=is_idle)
+        to_disk = self._disk_tier.is_on and not self.writing and self._write(is_idle=is_idle)
+        return to_host or to_disk
+
+    def _store(self, *, is_idle: bool) -> bool:
+        """Copies pages that the device will evict soon. They may be evicted meanwhile, and are forgotten then: whoever
+        needs a page gets it at once.
+        """
+        pool, store, cache = self._cache.pool, self._host.store, self._cache
+        count = window(pool.num_pages, store.num_pages, store.num_blank, is_idle=is_idle)
+        limit = min(self._pages_at_once, store.num_blank if is_idle else store.num_free)
+        found: list[list[Block]] = []
+        for page in pool.least_recently_used(count):
+            if len(found) == limit:
+                break
+            blocks = cache.whole_page(page)
+            if blocks is not None and blocks[-1].key not in self._host:
+                found.append(blocks)
+                self.storing.append(PageMove(page, store.allocate()))
+        if found:
+            self._copies.store(self.storing, partial(self._stored, found, self._generation))
+        return bool(found)
+
+    def _stored(self, blocks_of_pages: list[list[Block]], generation: int, moved: Moved) -> None:
+        moves, self.storing = self.storing, []
+        if moved.error:
+            self._host_tier.failed(moved.error)
+        elif generation == self._generation:
+            self._host_tier.stored(len(moves) * self._copies.host.page_bytes, moved.seconds)
+            for move, blocks, digest in zip(moves, blocks_of_pages, moved.digests, strict=True):
+                if self._cache.whole_page(move.source) is blocks:  # else it was evicted, and perhaps overwritten
+                    record = PageRecord(tuple(blocks), sealed(digest, blocks[-1].key, self._copies.host.identity))
+                    self._host.add(move.target, record)
+        self._host.store.release_all(move.target for move in moves)
+
+    def _write(self, *, is_idle: bool) -> bool:
+        store, disk, page_bytes = self._host.store, self._copies.disk, self._copies.host.page_bytes
+        if disk is None:
+            return False
+        num_below = disk.capacity_bytes // page_bytes
+        num_left = (disk.capacity_bytes - disk.used_bytes) // page_bytes
+        count = window(store.num_pages, num_below, num_left, is_idle=is_idle)
+        limit = min(self._pages_at_once, num_left) if is_idle else self._pages_at_once
+        found: list[PageRecord] = []
+
+        def is_new(page: int) -> bool:
+            record = self._host.record(page) if len(found) < limit else None
+            if record is None or record.key in self._disk or record.key in self._unwritable:
+                return False
+            found.append(record)
+            return True
+
+        pages = store.begin_eviction(count, is_new)
+        self.writing.update(pages)
+        for page, record in zip(pages, found, strict=True):
+            self._copies.write(page, record, partial(self._written, page, record, self._generation))
+        return bool(pages)
+
+    def _written(self, page: int, record: PageRecord, generation: int, moved: DiskMoved) -> None:
+        self.writing.discard(page)
+        self._host.store.end_eviction([page], retain=True)
+        if moved.error:
+            self._disk_tier.failed(moved.error)
+        elif moved.is_gone:
+            self._unwritable.add(record.key)
+        elif generation == self._generation:
+            self._disk_tier.stored(self._copies.host.page_bytes, moved.seconds)
+            self._disk.add(DiskPage(record, moved.location))

@@ -1,0 +1,47 @@
+"""Opens the files of the prefix cache's tier on a disk, for blocks of exactly this model, dtype, layout and version."""
+
+import hashlib
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mini_infer_engine import __version__
+from mini_infer_engine.config.options.settings import EngineSettings
+from mini_infer_engine.core_process.weights_identity import weights_identity
+from mini_infer_engine.kv_disk.disk_folder import DiskFolder
+from mini_infer_engine.kv_disk.disk_store import DiskStore
+
+if TYPE_CHECKING:
+    from mini_infer_engine.runtime.memory.host_tier import HostTier
+
+log = logging.getLogger(__name__)
+
+
+def open_disk(settings: EngineSettings, host: "HostTier | None", page_tokens: int, device: str) -> DiskStore | None:
+    """Returns the tier on the disk, and lets the digests of both tiers depend on the identity of its blocks; None if
+    there is to be none.
+
+    Raises ValueError if the folder cannot be used or the size is too small.
+    """
+    if settings.kv_disk_path is None or host is None:
+        return None
+    parts = (
+        weights_identity(settings, None),
+        host.identity.decode(),
+        f"{page_tokens} tokens, {host.page_bytes} bytes",
+        f"{device}, {settings.attention_backend}, {settings.model_impl}, {settings.dtype}",
+        __version__,
+    )
+    identity = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    path = Path(settings.kv_disk_path).expanduser()
+    try:
+        folder = DiskFolder(path, identity)
+        capacity = settings.kv_disk_size // settings.data_parallel_size
+        store = DiskStore(folder, capacity, host.page_bytes, page_tokens, host.page_memory)
+    except OSError as error:
+        raise ValueError(
+            f"--kv-disk-path {path}: {error.strerror or error}: name a folder that can be written"
+        ) from error
+    host.identity = identity.encode()
+    log.info("KV tier on the disk: %s, %.2f GB", folder.path, store.capacity_bytes / 1e9)
+    return store

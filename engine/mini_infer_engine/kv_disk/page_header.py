@@ -1,0 +1,60 @@
+"""Encodes the header of a page on the disk: its tokens and keys, the digest of its bytes, and a checksum of its own."""
+
+import struct
+import zlib
+from itertools import pairwise
+
+import msgspec
+
+from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, KEY_BYTES
+from mini_infer_engine.core.kv_tiers.page_record import PageRecord
+from mini_infer_engine.core.prefix_cache import Block
+
+_MAGIC = b"MIKV0001"
+_PREFIX = struct.Struct("<8sII")
+"""Magic number, length and CRC-32 of the content."""
+
+
+class _Content(msgspec.Struct, array_like=True):
+    digest: int
+    parent: bytes | None
+    keys: bytes
+    tokens: bytes
+    salt: str
+
+
+def encode_header(record: PageRecord) -> bytes:
+    """Returns the header of a page."""
+    first = record.blocks[0]
+    content = msgspec.msgpack.encode(
+        _Content(
+            record.digest,
+            first.parent,
+            b"".join(block.key for block in record.blocks),
+            b"".join(block.packed_tokens for block in record.blocks),
+            first.salt,
+        )
+    )
+    return _PREFIX.pack(_MAGIC, len(content), zlib.crc32(content)) + content
+
+
+def decode_header(data: bytes) -> PageRecord | None:
+    """Returns the record of a header, or None if these bytes are none: empty, torn or changed."""
+    if len(data) < _PREFIX.size:
+        return None
+    magic, length, checksum = _PREFIX.unpack_from(data)
+    content = data[_PREFIX.size : _PREFIX.size + length]
+    if magic != _MAGIC or len(content) != length or zlib.crc32(content) != checksum:
+        return None
+    try:
+        read = msgspec.msgpack.decode(content, type=_Content)
+    except msgspec.MsgspecError:
+        return None
+    keys = [read.keys[start : start + KEY_BYTES] for start in range(0, len(read.keys), KEY_BYTES)]
+    size = 4 * BLOCK_SIZE_TOKENS
+    tokens = [read.tokens[start : start + size] for start in range(0, len(read.tokens), size)]
+    if not keys or len(keys) != len(tokens):
+        return None
+    parents = [read.parent, *(parent for parent, _ in pairwise(keys))]
+    blocks = zip(keys, parents, tokens, strict=True)
+    return PageRecord(tuple(Block(0, key, parent, own, read.salt, []) for key, parent, own in blocks), read.digest)

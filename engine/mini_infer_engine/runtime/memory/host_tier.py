@@ -1,0 +1,273 @@
+"""Implements `HostMemory`: pages of main memory below a device's pool, and copies between both beside the passes.
+
+On a CPU a thread copies. On a GPU memory is pinned, and copies run on streams of their own, one for each direction, so
+that no load waits for what is written behind. Digests are made of the device's bytes, before a store and after a load.
+"""
+
+import mmap
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Condition, Thread
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove
+from mini_infer_engine.runtime.memory.kv_pool import KVPool
+
+GOLDEN = 0x9E3779B97F4A7C15
+"""2**64 over the golden ratio, which is odd."""
+_WORD_BYTES = 8
+_CPU_BYTES_PER_S, _GPU_BYTES_PER_S = 2e9, 40e9
+"""First estimates of the speed of copies: a core that copies and hashes; pinned memory over PCIe 5."""
+
+
+def page_words(pool: KVPool) -> list[Tensor]:
+    """Returns all memory of a pool's pages as words [pages, words] int64: keys and values, and hidden states if a draft
+    reads any.
+    """
+    parts = [pool.storage] if pool.hidden is None else [pool.storage, pool.hidden.pages.flatten(1)]
+    return [part.view(torch.int64) for part in parts]
+
+
+class HostTier(ABC):
+    """The memory of the tier. Subclasses copy."""
+
+    latency_s = 0.0005
+    bytes_per_s = _CPU_BYTES_PER_S
+
+    def __init__(self, parts: list[Tensor], num_pages: int, identity: bytes) -> None:
+        """Allocates main memory for `num_pages` pages that consist of one row of each part. Its memory is taken as it
+        is written to, on a GPU at once.
+        """
+        self.num_pages, self.identity = num_pages, identity
+        widths = [part.shape[1] for part in parts]
+        self.page_bytes = sum(widths) * _WORD_BYTES
+        self.memory = mmap.mmap(-1, max(1, num_pages) * self.page_bytes)
+        """The pages, one after another. It begins at a page of the operating system, as direct I/O needs it."""
+        self.words = np.frombuffer(self.memory, np.uint64).reshape(-1, sum(widths))
+        starts = [sum(widths[:index]) for index in range(len(widths))]
+        self.columns = [slice(start, start + width) for start, width in zip(starts, widths, strict=True)]
+        """The columns of each part in a page of main memory."""
+
+    @abstractmethod
+    def store(self, ticket: int, moves: Sequence[PageMove]) -> None:
+        """Copies pages of the device to main memory."""
+
+    @abstractmethod
+    def load(self, ticket: int, moves: Sequence[PageMove]) -> None:
+        """Copies pages of main memory to the device."""
+
+    @abstractmethod
+    def take(self) -> list[Moved]:
+        """Returns the copies that have ended since the last call, without waiting."""
+
+    @abstractmethod
+    def wait(self, timeout_s: float) -> None:
+        """Waits until a copy has ended, at most so long. Returns at once if nothing is being copied."""
+
+    def page_memory(self, page: int) -> memoryview:
+        """Returns the bytes of a page, for files."""
+        return memoryview(self.memory)[page * self.page_bytes : (page + 1) * self.page_bytes]
+
+
+class CpuHostTier(HostTier):
+    """A tier below a pool in main memory."""
+
+    def __init__(self, parts: list[Tensor], num_pages: int, identity: bytes) -> None:
+        super().__init__(parts, num_pages, identity)
+        self._parts = [part.numpy().view(np.uint64) for part in parts]
+        with np.errstate(over="ignore"):
+            self._factors = (2 * np.arange(self.words.shape[1], dtype=np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
+        self._requests: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._ended: deque[Moved] = deque()
+        self._num_under_way = 0
+        self._changed = Condition()
+        Thread(target=self._run, name="kv-host-tier", daemon=True).start()
+
+    def store(self, ticket: int, moves: Sequence[PageMove]) -> None:
+        """Copies pages of the device to main memory."""
+        self._request(ticket, lambda: [self._store(move) for move in moves])
+
+    def load(self, ticket: int, moves: Sequence[PageMove]) -> None:
+        """Copies pages of main memory to the device."""
+        self._request(ticket, lambda: [self._load(move) for move in moves])
+
+    def _store(self, move: PageMove) -> int:
+        digest = self._digest(move.source)
+        for part, columns in zip(self._parts, self.columns, strict=True):
+            np.copyto(self.words[move.target, columns], part[move.source])
+        return digest
+
+    def _load(self, move: PageMove) -> int:
+        for part, columns in zip(self._parts, self.columns, strict=True):
+            np.copyto(part[move.target], self.words[move.source, columns])
+        return self._digest(move.target)
+
+    def _digest(self, page: int) -> int:
+        """Returns the digest of a page in the pool, as `kernels.page_digest` does."""
+        products = (
+            int(np.dot(part[page], self._factors[columns]))
+            for part, columns in zip(self._parts, self.columns, strict=True)
+        )
+        return sum(products) % (1 << 64)
+
+    def _request(self, ticket: int, copy: Callable[[], list[int]]) -> None:
+        begin_s = time.perf_counter()
+
+        def run() -> None:
+            try:
+                digests, error = copy(), ""
+            except Exception as fault:  # it must reach the engine, which turns the tier off
+                digests, error = [], f"{type(fault).__name__}: {fault}"
+            moved = Moved(ticket, time.perf_counter() - begin_s, digests, error)
+            with self._changed:
+                self._ended.append(moved)
+                self._num_under_way -= 1
+                self._changed.notify_all()
+
+        with self._changed:
+            self._num_under_way += 1
+        self._requests.put(run)
+
+    def _run(self) -> None:
+        while True:
+            self._requests.get()()
+
+    def take(self) -> list[Moved]:
+        """Returns the copies that have ended since the last call, without waiting."""
+        with self._changed:
+            ended = list(self._ended)
+            self._ended.clear()
+        return ended
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits until a copy has ended, at most so long."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or not self._num_under_way, timeout_s)
+
+
+@dataclass(slots=True, eq=False)
+class _Copy:
+    ticket: int
+    digests: Tensor  # [pages] int64, pinned
+    begin: Any
+    end: Any
+    """Events around the copies; torch leaves their methods untyped."""
+
+
+class CudaHostTier(HostTier):
+    """A tier below a pool on a GPU."""
+
+    latency_s = 0.0002
+    bytes_per_s = _GPU_BYTES_PER_S
+
+    def __init__(self, parts: list[Tensor], num_pages: int, identity: bytes) -> None:
+        super().__init__(parts, num_pages, identity)
+        self._parts, self._device = parts, parts[0].device
+        self._host = torch.from_numpy(self.words.view(np.int64))
+        _pin(self._host, self._device)
+        self._storing: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch's
+        self._loading: Any = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
+        self._copies: deque[_Copy] = deque()
+        self._digests(torch.zeros(1, dtype=torch.int64, device=self._device))  # compiles the kernel before any request
+
+    def store(self, ticket: int, moves: Sequence[PageMove]) -> None:
+        """Copies pages of the GPU to main memory, after all passes launched so far."""
+        with torch.inference_mode(), torch.cuda.device(self._device):
+            self._storing.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(self._storing):
+                begin, pages = self._begin([move.source for move in moves])
+                digests = self._digests(pages)
+                for move in moves:
+                    for part, columns in zip(self._parts, self.columns, strict=True):
+                        self._host[move.target, columns].copy_(part[move.source], non_blocking=True)
+                self._end(ticket, digests, begin)
+
+    def load(self, ticket: int, moves: Sequence[PageMove]) -> None:
+        """Copies pages of main memory to the GPU, beside the passes that run."""
+        with torch.inference_mode(), torch.cuda.device(self._device), torch.cuda.stream(self._loading):
+            begin, pages = self._begin([move.target for move in moves])
+            for move in moves:
+                for part, columns in zip(self._parts, self.columns, strict=True):
+                    part[move.target].copy_(self._host[move.source, columns], non_blocking=True)
+            self._end(ticket, self._digests(pages), begin)
+
+    def _begin(self, pages: list[int]) -> tuple[Any, Tensor]:
+        begin = _event()
+        begin.record()
+        return begin, torch.tensor(pages, dtype=torch.int64).pin_memory().to(self._device, non_blocking=True)
+
+    def _end(self, ticket: int, digests: Tensor, begin: Any) -> None:
+        read = torch.empty(digests.shape, dtype=torch.int64, pin_memory=True)
+        read.copy_(digests, non_blocking=True)
+        end = _event()
+        end.record()
+        self._copies.append(_Copy(ticket, read, begin, end))
+
+    def _digests(self, pages: Tensor) -> Tensor:
+        from mini_infer_engine.kernels.page_digest import page_digests
+
+        parts = [
+            page_digests(part, pages, columns.start, GOLDEN - (1 << 64))
+            for part, columns in zip(self._parts, self.columns, strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
+
+    def take(self) -> list[Moved]:
+        """Returns the copies that have ended since the last call, without waiting."""
+        ended = [copy for copy in self._copies if copy.end.query()]
+        for copy in ended:
+            self._copies.remove(copy)
+        return [
+            Moved(
+                copy.ticket,
+                copy.begin.elapsed_time(copy.end) / 1000,
+                [digest % (1 << 64) for digest in copy.digests.tolist()],
+            )
+            for copy in ended
+        ]
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits until a copy has ended, at most so long."""
+        end_s = time.perf_counter() + timeout_s
+        while self._copies and time.perf_counter() < end_s:
+            if any(copy.end.query() for copy in self._copies):
+                return
+
+
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's
+
+
+def _pin(tensor: Tensor, device: torch.device) -> None:
+    """Page-locks memory that torch has not allocated: its own pinned memory comes in powers of two."""
+    with torch.cuda.device(device):
+        result = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)  # type: ignore[no-untyped-call]
+    if int(result):
+        raise ModelError(
+            f"kv_host_memory: CUDA cannot page-lock {tensor.nbytes:,} bytes (error {int(result)}): set a smaller one, "
+            "or raise the limit of locked memory."
+        )
+
+
+def make_host_tier(pool: KVPool, num_bytes: int, identity: bytes) -> HostTier | None:
+    """Returns the tier of a pool with as many pages as fit in `num_bytes`; None if there are to be none.
+
+    Raises ModelError if not a single page fits.
+    """
+    if not num_bytes:
+        return None
+    parts = page_words(pool)
+    page_bytes = sum(part.shape[1] for part in parts) * _WORD_BYTES
+    if num_bytes < page_bytes:
+        raise ModelError(f"kv_host_memory = {num_bytes:,} bytes: one page takes {page_bytes:,}: set a larger one.")
+    kind = CudaHostTier if pool.storage.device.type == "cuda" else CpuHostTier
+    return kind(parts, num_bytes // page_bytes, identity)

@@ -1,0 +1,68 @@
+"""When cached blocks are loaded from a lower tier and when they are computed, as tables."""
+
+import pytest
+
+from mini_infer_engine.core.kv_tiers.load_choice import CopyCost, pages_to_load
+
+PAGE = 16
+HOST, DISK = "host", "disk"
+
+
+def costs(host_s: float = 1e-6, disk_s: float = 1e-5, latency_s: float = 0.001) -> dict[str, CopyCost]:
+    return {HOST: CopyCost(latency_s, host_s), DISK: CopyCost(latency_s, disk_s)}
+
+
+@pytest.mark.parametrize(
+    ("media", "compute_tokens_per_s", "expected"),
+    [
+        ([HOST] * 100, 10_000, 100),  # 160 ms of computing against 2.6 ms
+        ([HOST], 10_000, 1),  # 1.6 ms against 1.02 ms
+        ([HOST], 100_000, 0),  # 0.16 ms against 1.02 ms: the latency alone is more
+        ([HOST] * 100, 2_000_000, 0),  # a token is computed faster than it is copied
+        ([HOST] * 10 + [DISK] * 10, 10_000, 20),
+        ([HOST] * 10 + [DISK] * 10, 90_000, 10),  # host: 1.8 ms against 1.2 ms; disk: 1.8 ms against 2.6 ms
+        ([DISK] * 10 + [HOST] * 100, 90_000, 110),  # what follows pays for the disk
+        ([DISK] * 10, 90_000, 0),
+        ([], 10_000, 0),
+    ],
+)
+def test_pages_are_loaded_when_that_saves_the_most_time(
+    media: list[str], compute_tokens_per_s: float, expected: int
+) -> None:
+    assert pages_to_load(media, PAGE, costs(), compute_tokens_per_s) == expected
+
+
+def test_cost_is_the_first_estimate_when_nothing_was_measured() -> None:
+    cost = CopyCost(0.002, 1e-5)
+    assert cost.seconds(0) == pytest.approx(0.002)
+    assert cost.seconds(1000) == pytest.approx(0.012)
+    assert cost.tokens_per_s == 0
+
+
+def test_cost_follows_the_measurements_when_they_differ_from_the_estimate() -> None:
+    cost = CopyCost(0.0001, 1e-7)
+    for num_tokens in (16, 512, 4096) * 20:
+        cost.measured(num_tokens, 0.003 + num_tokens * 2e-5)
+    assert cost.seconds(100) == pytest.approx(0.005, rel=0.05)
+    assert cost.seconds(4000) == pytest.approx(0.083, rel=0.05)
+    assert 40_000 < cost.tokens_per_s < 50_000
+
+
+@pytest.mark.parametrize("measured", [[(16, 0.5), (4096, 0.001)], [(16, 0.0)], [(4096, 1e-9), (16, 1e-9)]])
+def test_no_cost_is_negative_when_measurements_contradict_each_other(measured: list[tuple[int, float]]) -> None:
+    cost = CopyCost(0.001, 1e-6)
+    for num_tokens, seconds in measured * 5:
+        cost.measured(num_tokens, seconds)
+    assert all(cost.seconds(num_tokens) >= 0 for num_tokens in (0, 16, 100_000))
+
+
+def test_loads_are_tried_again_when_a_slow_phase_is_long_ago() -> None:
+    slow = costs()
+    for _ in range(20):
+        slow[HOST].measured(1600, 2.0)
+    declined = 0
+    while not pages_to_load([HOST] * 100, PAGE, slow, 10_000):
+        slow[HOST].declined()
+        declined += 1
+        assert declined < 2_000
+    assert declined > 20

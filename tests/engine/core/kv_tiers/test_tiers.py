@@ -1,0 +1,181 @@
+"""Blocks that the device has evicted come back from lower tiers, and only where that is right and worth it."""
+
+import random
+
+import pytest
+
+from mini_infer_contract.events import MEDIUM_DISK, MEDIUM_GPU, MEDIUM_HOST, BlockRemoved, BlockStored
+from mini_infer_engine.core.engine import Engine
+from mini_infer_engine.core.kv_tiers.write_behind import window
+from mini_infer_engine.core.request import CachedTokens, Output, Request, SamplingParams
+from tests.support.engine_world import make_engine
+from tests.support.fake_runner import FakeRunner, expected_tokens
+
+LENGTH = 200
+NUM_PAGES = 14
+PROMPT = [1, 2, 3, 4] * 40
+
+
+class _Eager(random.Random):
+    """Ends every copy at the next look."""
+
+    def random(self) -> float:
+        return 0.0
+
+
+def engine_with(num_tier_pages: tuple[int, int]) -> tuple[Engine, FakeRunner]:
+    return make_engine(NUM_PAGES, 16, LENGTH, num_tier_pages=num_tier_pages, draw=_Eager(0))
+
+
+def run(engine: Engine, prompt: list[int], name: str) -> list[Output]:
+    """Serves a prompt alone, and writes behind all of it."""
+    request = Request(
+        request_id=name, prompt_token_ids=prompt, sampling=SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    )
+    engine.add(request)
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    while engine.write_behind():
+        pass
+    assert [token for output in outputs for token in output.token_ids] == expected_tokens(request, LENGTH)
+    return outputs
+
+
+def cached(outputs: list[Output]) -> CachedTokens:
+    (found,) = [output.cached_tokens for output in outputs if output.cached_tokens is not None]
+    return found
+
+
+def others(engine: Engine, count: int) -> None:
+    """Serves other prompts, which evict what the device has."""
+    for number in range(count):
+        run(engine, [5 + number] * 160, f"other {number}")
+
+
+def test_prefix_comes_from_main_memory_when_the_device_has_evicted_it() -> None:
+    engine, runner = engine_with((60, 0))
+    run(engine, PROMPT, "first")
+    others(engine, 2)
+    outputs = run(engine, PROMPT, "again")
+    assert cached(outputs) == CachedTokens(host=144)  # the last token of 160 is computed, and with it its page
+    assert outputs[-1].num_cached_tokens == 144
+    assert runner.host_memory is not None
+    assert runner.host_memory.num_loads == 1
+    assert engine.stats().kv_tiers.tiers["host"].hit_tokens == 144
+    assert engine.stats().cached_prompt_tokens == 144
+    assert engine.load().host_tokens_per_s > 0
+
+
+def test_prefix_comes_from_the_disk_when_main_memory_has_evicted_it_too() -> None:
+    engine, _ = engine_with((12, 200))
+    run(engine, PROMPT, "first")
+    others(engine, 4)
+    found = cached(run(engine, PROMPT, "again"))
+    assert found.disk > 0
+    assert found == CachedTokens(host=144 - found.disk, disk=found.disk)
+    assert engine.stats().kv_tiers.tiers["disk"].hit_tokens == found.disk
+
+
+def test_first_pages_are_hit_on_the_device_when_only_the_last_were_evicted() -> None:
+    engine, _ = engine_with((60, 0))
+    run(engine, PROMPT, "first")
+    run(engine, [9] * 100, "other")
+    found = cached(run(engine, PROMPT, "again"))
+    assert found.device > 0
+    assert found.host > 0
+    assert found.device + found.host == 144
+
+
+def test_prefix_is_computed_when_copying_costs_more() -> None:
+    engine, runner = engine_with((60, 0))
+    assert runner.host_memory is not None
+    run(engine, PROMPT, "first")
+    others(engine, 2)
+    for _ in range(20):
+        engine._tiers._host_tier.cost.measured(144, 1000.0)  # type: ignore[union-attr]
+    assert cached(run(engine, PROMPT, "again")) == CachedTokens()
+    assert engine.stats().kv_tiers.tiers["host"].declined_tokens == 144
+    assert runner.host_memory.num_loads == 0
+
+
+def test_tokens_are_computed_when_a_page_comes_back_changed() -> None:
+    engine, runner = engine_with((60, 0))
+    assert runner.host_memory is not None
+    run(engine, PROMPT, "first")
+    others(engine, 2)
+    index = engine._tiers._host  # type: ignore[union-attr]
+    sequence_keys = [record.key for record in index.records if record.blocks[0].packed_tokens[:4] == b"\1\0\0\0"]
+    page = index.page(sequence_keys[4])
+    assert page is not None
+    runner.host_memory.pages[page][3] = 12345
+    found = cached(run(engine, PROMPT, "again"))
+    assert found.host < 144
+    stats = engine.stats().kv_tiers.tiers["host"]
+    assert stats.mismatches == 1
+    assert stats.is_on
+
+
+def test_tier_is_off_and_empty_when_three_pages_came_back_changed() -> None:
+    engine, runner = engine_with((60, 0))
+    assert runner.host_memory is not None
+    run(engine, PROMPT, "first")
+    for number in range(3):
+        others(engine, 2)
+        for cells in runner.host_memory.pages.values():
+            cells[0] = 1
+        assert cached(run(engine, PROMPT, f"again {number}")).host == 0
+    engine.write_behind()
+    stats = engine.stats().kv_tiers.tiers["host"]
+    assert (stats.mismatches, stats.is_on, stats.blocks) == (3, False, 0)
+    others(engine, 2)
+    assert cached(run(engine, PROMPT, "last")) == CachedTokens()
+
+
+def test_serving_goes_on_when_the_disk_fails() -> None:
+    engine, runner = engine_with((12, 200))
+    assert runner.disk_memory is not None
+    runner.disk_memory.error = "no space left"
+    run(engine, PROMPT, "first")
+    others(engine, 4)
+    run(engine, PROMPT, "again")
+    tiers = engine.stats().kv_tiers.tiers
+    assert (tiers["disk"].is_on, tiers["disk"].errors) == (False, 1)
+    assert tiers["host"].is_on
+
+
+def test_events_name_the_medium_when_a_block_comes_to_a_tier_or_leaves_it() -> None:
+    engine, _ = engine_with((12, 200))
+    run(engine, PROMPT, "first")
+    others(engine, 4)
+    events = engine.take_events()
+    stored = {event.medium for event in events if isinstance(event, BlockStored)}
+    removed = {event.medium for event in events if isinstance(event, BlockRemoved)}
+    assert stored == {MEDIUM_GPU, MEDIUM_HOST, MEDIUM_DISK}
+    assert removed == {MEDIUM_GPU, MEDIUM_HOST}
+    assert {chain.medium for chain in engine.snapshot()} == {MEDIUM_GPU, MEDIUM_HOST, MEDIUM_DISK}
+
+
+def test_all_tiers_are_empty_when_the_prefix_cache_is_reset() -> None:
+    engine, _ = engine_with((12, 200))
+    run(engine, PROMPT, "first")
+    others(engine, 4)
+    assert engine.reset_prefix_cache()
+    assert engine.snapshot() == []
+    assert cached(run(engine, PROMPT, "again")) == CachedTokens()
+
+
+@pytest.mark.parametrize(
+    ("num_pages", "num_below", "num_blank_below", "is_idle", "expected"),
+    [
+        (100, 1000, 5, False, 25),  # a fourth
+        (100, 20, 0, False, 10),  # half of what is below
+        (100, 1, 1, False, 1),
+        (2, 1000, 0, False, 1),
+        (100, 1000, 0, True, 0),  # nothing is evicted below while nothing runs
+    ],
+)
+def test_window_of_pages_written_behind(
+    num_pages: int, num_below: int, num_blank_below: int, is_idle: bool, expected: int
+) -> None:
+    assert window(num_pages, num_below, num_blank_below, is_idle=is_idle) == expected

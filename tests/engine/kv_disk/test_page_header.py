@@ -1,0 +1,44 @@
+"""Headers of pages on the disk: what is read is what was written, or nothing."""
+
+import random
+from array import array
+
+from mini_infer_contract.blocks import block_keys, root_key
+from mini_infer_engine.core.kv_tiers.page_record import PageRecord
+from mini_infer_engine.core.prefix_cache import Block
+from mini_infer_engine.kv_disk.page_header import decode_header, encode_header
+
+
+def record_of(number: int, num_blocks: int = 2, salt: str = "", digest: int = 7) -> PageRecord:
+    """The first page of a prompt whose tokens are all the same number."""
+    tokens = array("I", [number] * 16)
+    keys = block_keys([number] * 16 * num_blocks, root_key("model", salt=salt))
+    parents = [None, *keys]
+    return PageRecord(
+        tuple(Block(0, key, parent, tokens.tobytes(), salt, []) for key, parent in zip(keys, parents, strict=False)),
+        digest,
+    )
+
+
+def facts(record: PageRecord) -> list[object]:
+    blocks = [(block.key, block.parent, block.packed_tokens, block.salt) for block in record.blocks]
+    return [record.digest, *blocks]
+
+
+def test_record_is_the_same_when_its_header_is_read() -> None:
+    for record in (record_of(3), record_of(4, 8, "a tenant", 2**64 - 1), record_of(0, 1)):
+        read = decode_header(encode_header(record) + bytes(100))
+        assert read is not None
+        assert facts(read) == facts(record)
+
+
+def test_nothing_is_read_when_a_header_is_torn_or_changed() -> None:
+    header, draw = encode_header(record_of(5, 4)), random.Random(0)
+    for length in range(len(header)):
+        assert decode_header(header[:length]) is None
+        assert decode_header(header[:length] + bytes(len(header) - length)) is None or set(header[length:]) <= {0}
+    for _ in range(300):
+        changed = bytearray(header)
+        changed[draw.randrange(len(header))] ^= 1 << draw.randrange(8)
+        assert decode_header(bytes(changed)) is None
+    assert decode_header(bytes(5000)) is None

@@ -1,0 +1,86 @@
+"""Conversations whose blocks were in main memory or on a disk go on with the same texts, on the demo model."""
+
+from pathlib import Path
+
+import pytest
+
+from mini_infer_engine import LLM, RequestOutput, SamplingParams
+from mini_infer_engine.config.errors import ModelError
+
+TOPICS = [
+    f"The {number}th list is sorted, and then its names are joined with a comma, so that" * 3 for number in range(8)
+]
+POOL = 6_000_000
+"""Bytes of which a part of the conversations fills all."""
+
+
+def open_llm(**settings: object) -> LLM:
+    return LLM("demo", device="cpu", max_model_len=256, max_num_seqs=2, **settings)
+
+
+def rounds(llm: LLM, *, computes_slowly: bool = False) -> list[list[RequestOutput]]:
+    """Continues every conversation twice, each with its own text so far."""
+    if computes_slowly:  # a model so small is computed about as fast as it is copied
+        llm._engine._rate.committed = lambda step, now_s: None  # type: ignore[method-assign]
+        llm._engine._tiers._compute_tokens_per_s = 1.0  # type: ignore[union-attr]
+    made, prompts = [], list(TOPICS)
+    sampling_params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    for _ in range(3):
+        made.append(llm.generate(prompts, sampling_params, use_tqdm=False))
+        prompts = [one.prompt + one.outputs[0].text for one in made[-1] if one.prompt is not None]
+        while llm._engine.write_behind():
+            llm._engine._tiers.wait(1.0)
+    return made
+
+
+def texts(made: list[list[RequestOutput]]) -> list[list[str]]:
+    return [[output.outputs[0].text for output in one] for one in made]
+
+
+def test_texts_are_the_same_when_blocks_come_back_from_main_memory_and_a_disk(tmp_path: Path) -> None:
+    expected = texts(rounds(open_llm(kv_cache_memory=200_000_000)))
+    disk = {"kv_disk_path": str(tmp_path), "kv_disk_size": "200MB"}
+    llm = open_llm(kv_cache_memory=POOL, kv_host_memory="100MB", **disk)
+    made = rounds(llm, computes_slowly=True)
+    assert texts(made) == expected
+    stats = llm._engine.stats().kv_tiers.tiers
+    assert stats["host"].hit_tokens > 200
+    assert stats["disk"].stored_bytes > 0
+    assert sum(tier.mismatches + tier.errors for tier in stats.values()) == 0
+    details = [output.cached_tokens_details for output in made[-1]]
+    assert any(one is not None and one.host for one in details)
+    assert all(one is not None and one.device + one.host + one.disk == output.num_cached_tokens
+               for one, output in zip(details, made[-1], strict=True))  # fmt: skip
+
+    llm._engine._tiers._copies.disk._folder.release()  # type: ignore[union-attr]  # as the end of the process does
+    again = open_llm(kv_cache_memory=POOL, kv_host_memory="100MB", **disk)
+    again._engine._tiers._copies.disk.join_recovery()  # type: ignore[union-attr]
+    assert texts(rounds(again, computes_slowly=True)) == expected
+    assert again._engine.stats().kv_tiers.tiers["disk"].hit_tokens > 200
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"kv_disk_path": "/tmp"}, "--kv-disk-size"),
+        ({"kv_disk_path": "/tmp", "kv_disk_size": 10**9}, "--kv-host-memory"),
+        ({"kv_host_memory": 10**9, "kv_swap_memory": 10**9}, "--kv-swap-memory"),
+        ({"kv_host_memory": 10**9, "enable_prefix_caching": False}, "--no-enable-prefix-caching"),
+        ({"kv_host_memory": 10**9, "pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
+        ({"kv_host_memory": 10**9, "tensor_parallel_size": 2}, "--tensor-parallel-size"),
+        ({"kv_host_memory": "99TB", "kv_cache_memory": POOL}, "kv_host_memory = 99,000,000,000,000"),
+        ({"kv_host_memory": 100, "kv_cache_memory": POOL}, "kv_host_memory = 100"),
+    ],
+)
+def test_llm_is_refused_when_options_of_tiers_do_not_go_together(settings: dict[str, object], named: str) -> None:
+    with pytest.raises((ModelError, ValueError), match=named):
+        open_llm(**settings)
+
+
+def test_llm_is_refused_when_the_disk_tier_cannot_be_opened(tmp_path: Path) -> None:
+    sizes = {"kv_cache_memory": POOL, "kv_host_memory": "10MB"}
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(ValueError, match="--kv-disk-path"):
+        open_llm(kv_disk_path=str(tmp_path / "file"), kv_disk_size="1GB", **sizes)
+    with pytest.raises(ValueError, match="--kv-disk-size"):
+        open_llm(kv_disk_path=str(tmp_path), kv_disk_size=1000, **sizes)

@@ -1,0 +1,133 @@
+"""The prefix cache's tier in pinned memory: pages come back as they went, and texts are those of a GPU large enough."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
+
+from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove
+from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.kernels.page_digest import page_digests
+from mini_infer_engine.runtime.memory.host_tier import GOLDEN, CudaHostTier
+from tests.gpu.device import DEVICE, GPU_ONLY, KERNELS
+from tests.gpu.runs import make_engine, make_runner, make_settings, texts
+from tests.support.tiny_models import save_tiny_model
+
+Test = Callable[..., None]
+
+
+def on_kernels(test: Test) -> Test:
+    """Runs on a GPU, or under Triton's interpreter."""
+    return reduce(lambda marked, mark: mark(marked), KERNELS, test)
+
+
+def on_gpu(test: Test) -> Test:
+    return reduce(lambda marked, mark: mark(marked), GPU_ONLY, test)
+
+
+@on_kernels
+@pytest.mark.parametrize("num_words", [1, 40, 2048, 2049, 9000])
+@pytest.mark.parametrize("first", [0, 77])
+def test_digest_is_that_of_a_cpu(num_words: int, first: int) -> None:
+    words = torch.randint(-(2**63), 2**63 - 1, (5, num_words), dtype=torch.int64)
+    pages = torch.tensor([4, 0, 2], dtype=torch.int64)
+    found = page_digests(words.to(DEVICE), pages.to(DEVICE), first, GOLDEN - (1 << 64)).cpu().numpy().view(np.uint64)
+    factors = (2 * np.arange(first, first + num_words, dtype=np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
+    expected = [np.dot(words[page].numpy().view(np.uint64), factors) for page in pages.tolist()]
+    assert found.tolist() == [int(one) for one in expected]
+
+
+def moved(tier: CudaHostTier) -> Moved:
+    while True:
+        tier.wait(1.0)
+        if ended := tier.take():
+            (only,) = ended
+            return only
+
+
+@on_gpu
+@pytest.mark.parametrize("widths", [(4096,), (3000, 40)])
+def test_every_bit_flip_is_found_when_pages_come_back(widths: tuple[int, ...]) -> None:
+    draw = random.Random(1)
+    parts = [torch.randint(-(2**62), 2**62, (8, width), device=DEVICE) for width in widths]
+    before = [part.clone() for part in parts]
+    tier = CudaHostTier(parts, 4, b"")
+    tier.store(0, [PageMove(page + 1, page) for page in range(4)])
+    stored = moved(tier).digests
+    found = 0
+    for number in range(200):
+        page, word, bit = draw.randrange(4), draw.randrange(sum(widths)), np.uint64(1 << draw.randrange(64))
+        tier.words[page, word] ^= bit
+        tier.load(number, [PageMove(page, 6)])
+        found += moved(tier).digests[0] != stored[page]
+        tier.words[page, word] ^= bit
+    assert found == 200
+    tier.load(1000, [PageMove(0, 6), PageMove(3, 7)])
+    assert moved(tier).digests == [stored[0], stored[3]]
+    for old, new in zip(before, parts, strict=True):
+        assert torch.equal(new[6], old[1])
+        assert torch.equal(new[7], old[4])
+
+
+def sessions(num_sessions: int, num_turns: int) -> list[list[Request]]:
+    """Rounds of growing prompts: each session's next prompt begins with its last one."""
+    dice = random.Random(5)
+    prompts = [[dice.randrange(199) for _ in range(90)] for _ in range(num_sessions)]
+    rounds = []
+    for turn in range(num_turns):
+        made = []
+        for number, prompt in enumerate(prompts):
+            sampling = SamplingParams(temperature=0.7 * (number % 2), max_tokens=8, ignore_eos=True)
+            name = f"{number}.{turn}"
+            made.append(
+                Request(
+                    request_id=name, prompt_token_ids=list(prompt), sampling=sampling, noise_seed=100 * turn + number
+                )
+            )
+            prompt += [dice.randrange(199) for _ in range(24)]
+        rounds.append(made)
+    return rounds
+
+
+@on_gpu
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("qwen3", {"step_depth": 1}),
+        ("qwen3", {"step_depth": 0, "enforce_eager": True}),
+        ("qwen3", {"kv_cache_dtype": "int8"}),
+        ("deepseek_v2", {}),
+    ],
+)
+def test_texts_are_those_of_a_pool_that_is_large_enough(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
+    save_tiny_model(tmp_path, name, **({"head_dim": 64} if name == "qwen3" else {}))
+    common = {"page_size": 16, "max_model_len": 256, "dtype": "bfloat16"} | changes
+    settings = make_settings(tmp_path, **common)
+    runner = make_runner(settings)
+    roomy = make_engine(settings, runner)
+    expected = [texts(roomy, one) for one in sessions(12, 4)]
+    page_bytes = runner.pool.spec.page_bytes
+    memory = {"kv_cache_memory": 61 * page_bytes, "kv_host_memory": 400 * page_bytes}
+    settings = make_settings(tmp_path, **common, **memory)
+    runner = make_runner(settings)
+    # A model so small is computed sooner than copied: that is the engine's choice, and not what is tested here.
+    runner.swap_space = replace(runner.swap_space, compute_s_per_token=1.0)
+    engine = make_engine(settings, runner)
+    engine._rate.committed = lambda step, now_s: None  # type: ignore[method-assign]
+    made = []
+    for one in sessions(12, 4):
+        made.append(texts(engine, one))
+        while engine.write_behind():
+            pass
+    assert made == expected
+    stats = engine.stats().kv_tiers.tiers["host"]
+    assert stats.hit_tokens > 1_000
+    assert (stats.mismatches, stats.errors) == (0, 0)

@@ -1,0 +1,158 @@
+"""The tiers' memory without bytes, for a fake runner whose pages are lists of cells: copies that take their time,
+fail, and come back changed when a test says so.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from mini_infer_engine.core.kv_tiers.page_record import PageRecord
+from mini_infer_engine.core.kv_tiers.tier_memory import DiskMoved, DiskPage, Moved, PageMove
+
+Cells = list[int | None]
+DIGESTS = 1 << 64
+
+
+def digest_of(cells: Cells) -> int:
+    return hash(tuple(cells)) % DIGESTS
+
+
+@dataclass
+class FakeHostMemory:
+    """Each copy ends at a later `take`, in the order of requests; what is loaded is garbage until then."""
+
+    cells: list[Cells]
+    """Those of the device's pages, which the runner reads and writes."""
+    num_pages: int
+    draw: random.Random
+    page_bytes: int = 8 << 20
+    identity: bytes = b"fake"
+    latency_s: float = 0.0
+    bytes_per_s: float = 1e15
+    pages: dict[int, Cells] = field(default_factory=dict)
+    error: str = ""
+    """Fails the next copy."""
+    num_loads: int = 0
+    _jobs: deque[tuple[int, Callable[[], list[int]]]] = field(default_factory=deque)
+
+    def store(self, ticket: int, moves: Sequence[PageMove]) -> None:
+        before = [list(self.cells[move.source]) for move in moves]
+
+        def copy() -> list[int]:
+            for move, cells in zip(moves, before, strict=True):
+                now = self.cells[move.source]  # another sequence's by now if the page was evicted meanwhile
+                middle = len(now) // 2
+                self.pages[move.target] = cells[:middle] + now[middle:]
+            return [digest_of(cells) for cells in before]
+
+        self._jobs.append((ticket, copy))
+
+    def load(self, ticket: int, moves: Sequence[PageMove]) -> None:
+        self.num_loads += 1
+        for move in moves:
+            self.cells[move.target][:] = [None] * len(self.cells[move.target])
+
+        def copy() -> list[int]:
+            for move in moves:
+                self.cells[move.target][:] = self.pages[move.source]
+            return [digest_of(self.cells[move.target]) for move in moves]
+
+        self._jobs.append((ticket, copy))
+
+    def take(self) -> list[Moved]:
+        ended = []
+        while self._jobs and self.draw.random() < 0.8:
+            ticket, copy = self._jobs.popleft()
+            error, self.error = self.error, ""
+            ended.append(Moved(ticket, 1e-9, error=error) if error else Moved(ticket, 1e-9, copy()))
+        return ended
+
+    def wait(self, timeout_s: float) -> None:
+        assert self._jobs, "nothing to wait for"
+
+    def flip(self) -> bool:
+        """Changes one cell of some page in main memory. Returns False if there is none."""
+        if not self.pages:
+            return False
+        cells = self.pages[self.draw.choice(sorted(self.pages))]
+        place = self.draw.randrange(len(cells))
+        cells[place] = (cells[place] or 0) ^ (1 << self.draw.randrange(60))
+        return True
+
+
+@dataclass
+class FakeDisk:
+    """A list of pages, of which the oldest are dropped; reads and writes end in any order."""
+
+    host: FakeHostMemory
+    capacity: int
+    draw: random.Random
+    latency_s: float = 0.0
+    bytes_per_s: float = 1e15
+    pages: dict[int, Cells] = field(default_factory=dict)
+    records: dict[int, PageRecord] = field(default_factory=dict)
+    error: str = ""
+    num_reads: int = 0
+    _jobs: list[tuple[int, Callable[[], int]]] = field(default_factory=list)
+    _dropped: list[int] = field(default_factory=list)
+    _next: int = 0
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self.capacity * self.host.page_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        return len(self.pages) * self.host.page_bytes
+
+    def take_recovered(self) -> list[DiskPage]:
+        return []
+
+    def write(self, ticket: int, host_page: int, record: PageRecord) -> None:
+        def copy() -> int:
+            location, self._next = self._next, self._next + 1
+            self.pages[location], self.records[location] = list(self.host.pages[host_page]), record
+            while len(self.pages) > self.capacity:
+                oldest = min(self.pages)
+                del self.pages[oldest]
+                self._dropped.append(oldest)
+            return location
+
+        self._jobs.append((ticket, copy))
+
+    def read(self, ticket: int, location: int, host_page: int) -> None:
+        self.num_reads += 1
+
+        def copy() -> int:
+            if location not in self.pages:
+                raise OSError("this file was dropped")
+            self.host.pages[host_page] = list(self.pages[location])
+            return location
+
+        self._jobs.append((ticket, copy))
+
+    def take(self) -> list[DiskMoved]:
+        ended = []
+        self.draw.shuffle(self._jobs)
+        while self._jobs and self.draw.random() < 0.5:
+            ticket, copy = self._jobs.pop()
+            error, self.error = self.error, ""
+            if error:
+                ended.append(DiskMoved(ticket, 1e-6, error=error))
+                continue
+            try:
+                ended.append(DiskMoved(ticket, 1e-9, copy()))
+            except OSError:
+                ended.append(DiskMoved(ticket, 1e-6, is_gone=True))
+        return ended
+
+    def take_dropped(self) -> list[int]:
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def wait(self, timeout_s: float) -> None:
+        assert self._jobs, "nothing to wait for"
+
+    def clear(self) -> None:
+        self.pages.clear()
