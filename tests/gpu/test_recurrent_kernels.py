@@ -13,13 +13,20 @@ pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 from mini_infer_engine.config.model.recurrence import GatedDeltaSpec, Mamba2Spec, ShortConvolutionSpec
 from mini_infer_engine.config.parallelism.tensor_parallel import ALONE
 from mini_infer_engine.core.batch import Row
+from mini_infer_engine.kernels.recurrence.restore_states import restore_states
 from mini_infer_engine.layers.gated_delta_net import GatedDeltaNet
 from mini_infer_engine.layers.mamba2 import Mamba2
 from mini_infer_engine.layers.short_convolution import ShortConvolution
 from mini_infer_engine.models.state_spec import StateSpec
 from mini_infer_engine.runtime.memory.state_pool import StatePool
 from mini_infer_engine.runtime.memory.state_slots import StateSlots
-from mini_infer_engine.runtime.recurrent.pass_tables import PaddedTables, blank_steps, decode_tables, pass_tables
+from mini_infer_engine.runtime.recurrent.pass_tables import (
+    PaddedTables,
+    blank_steps,
+    decode_tables,
+    pass_tables,
+    verify_tables,
+)
 from mini_infer_engine.runtime.recurrent.torch_pass import TorchRecurrentPass
 from mini_infer_engine.runtime.recurrent.triton_pass import TritonRecurrentPass
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, cases, error, normal
@@ -81,7 +88,7 @@ class NoAttention:
 class World:
     """A block with random weights, and two pools with the same random states: torch's and the kernels'."""
 
-    def __init__(self, kind: str, dtype: torch.dtype) -> None:
+    def __init__(self, kind: str, dtype: torch.dtype, num_drafts: int = 0) -> None:
         spec = (SMALL | LARGE)[kind]
         config: Any = SimpleNamespace(**CONFIG)
         torch.set_default_dtype(dtype)
@@ -95,7 +102,7 @@ class World:
             weight.copy_(normal(*weight.shape, seed=seed) * scale)
         self.dtype, self.spec = dtype, spec
         state = StateSpec(3, spec.convolution_channels, spec.kernel_size - 1, spec.state_shape, dtype)
-        self.pools = [StatePool(state, StateSlots(state.slot_bytes, 6, 6), DEVICE) for _ in range(2)]
+        self.pools = [StatePool(state, StateSlots(state.slot_bytes, 6, 6, num_drafts), DEVICE) for _ in range(2)]
         for pool in self.pools:
             for seed, tensor in enumerate((pool.convolutions, pool.states)):
                 tensor.copy_(normal(*tensor.shape, dtype=tensor.dtype, seed=seed))
@@ -183,6 +190,31 @@ def test_padding_changes_no_state_when_slots_are_on_the_device(kind: str) -> Non
         assert torch.equal(mine[others], untouched[others])
         if mine.numel():
             assert error(mine[[4, 1]], theirs[[4, 1]]) <= 300.0
+
+
+@pytest.mark.parametrize("kind", cases(SMALL, LARGE))
+def test_states_before_draft_tokens_are_kept_and_one_is_restored_when_tokens_are_verified(kind: str) -> None:
+    world = World(kind, FP32, num_drafts=3)
+    attention: Any = NoAttention()
+    mine, pool = world.pools[1], world.pools[0]
+    padding = mine.slots.num_sequences
+    drafted = [0, 4, 5]
+    slots = torch.tensor([*drafted, padding], dtype=torch.int32, device=DEVICE)
+    tables = verify_tables(slots, blank_steps(4, DEVICE, 3), 3, mine, padding)
+    actual = world.compute(TritonRecurrentPass(attention, mine, tables), 12)
+    rows = [Row(slot, 9, 3, [3] * 3, [], None, checkpoints=mine.draft_checkpoints(slot, 2)) for slot in (*drafted, 1)]
+    expected = world.compute(TorchRecurrentPass(attention, pool, rows, DEVICE), 12)
+    assert error(actual[:9], expected[:9]) <= 300.0
+    assert not actual[9:].any()
+    kept = [*drafted, *(pool.first_draft_slot + slot * 3 + place for slot in drafted for place in range(2))]
+    for here, there in zip(world.tensors(1), world.tensors(0), strict=True):
+        if here.numel():
+            assert error(here[kept], there[kept]) <= 300.0
+    made = torch.tensor([[1, 0, 0, 0], [3, 0, 0, 0], [2, 0, 0, 0], [1, 0, 0, 0]], dtype=torch.int64, device=DEVICE)
+    whole = mine.storage.clone()
+    restore_states(mine.storage, slots, made, mine.first_draft_slot, 3, padding)
+    whole[0], whole[5] = whole[mine.first_draft_slot], whole[mine.first_draft_slot + 5 * 3 + 1]
+    assert torch.equal(mine.storage, whole)
 
 
 @pytest.mark.parametrize("kind", cases(SMALL, LARGE))

@@ -28,7 +28,7 @@ chunked, batched, preempted, and with a prefix cache that resumes from checkpoin
 ([test_recurrent_models.py](../tests/engine/models/test_recurrent_models.py)), on CPUs, and on GPUs in CUDA graphs.
 Quantised checkpoints are read, and weights are rounded, as those of other decoders
 ([test_quantized_hybrids.py](../tests/engine/models/test_quantized_hybrids.py)); experts that a checkpoint stores as one
-tensor, or that have no gates, are rounded by `--quantization` alone. Speculation goes with hybrids on CPUs. Engines
+tensor, or that have no gates, are rounded by `--quantization` alone. Speculation goes with hybrids. Engines
 compute prompts for each other
 ([test_recurrent_transfers.py](../tests/engine/kv_transfer/test_recurrent_transfers.py)). What they do not go with yet
 is refused by its name at the start.

@@ -42,8 +42,8 @@ class StateSpec:
 
     @property
     def layer_bytes(self) -> int:
-        """Bytes of one layer of a slot, a multiple of `STATE_UNIT_BYTES`."""
-        return self.state_offset + _padded(self.state_bytes)
+        """Bytes of one layer of a slot, a multiple of `STATE_UNIT_BYTES`, and not 0 even if nothing is kept."""
+        return max(STATE_UNIT_BYTES, self.state_offset + _padded(self.state_bytes))
 
     @property
     def slot_bytes(self) -> int:

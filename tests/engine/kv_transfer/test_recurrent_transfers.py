@@ -57,12 +57,12 @@ class Side:
 class Pair:
     """Two engines of one model, `here` and `there`, whose steps alternate."""
 
-    def __init__(self, folder: Path, transport: str, **changes: Any) -> None:
+    def __init__(self, folder: Path, transport: Any, **changes: Any) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.here, self.there = (self._side(folder, transport, changes) for _ in range(2))
         self.num_requests = 0
 
-    def _side(self, folder: Path, transport: str, changes: dict[str, Any]) -> Side:
+    def _side(self, folder: Path, transport: Any, changes: dict[str, Any]) -> Side:
         defaults = {"kv_cache_memory": 16_000_000, "max_num_seqs": 4, "max_num_batched_tokens": 48}
         settings = EngineSettings(model=str(folder), device="cpu", kv_transport=transport, **(defaults | changes))
         runner = load_runner(settings, reports_layers=True)
@@ -251,7 +251,7 @@ def test_text_is_unchanged_when_sequences_are_preempted_or_states_are_staged(
     try:
         expected = [pair.texts(pair.there, [prompt], max_tokens=60)[0] for prompt in prompts]
         pair.reset()
-        names = {}
+        names: dict[str, int | None] = {}
         for place, prompt in enumerate(prompts):
             names[pair.add(pair.there, prompt[::-1], max_tokens=60)] = None
             names[pair.add(pair.here, prompt, prefill_at(pair.there), max_tokens=60)] = place

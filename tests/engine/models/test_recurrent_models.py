@@ -381,8 +381,6 @@ def test_the_list_of_hybrids_is_that_of_the_models_with_recurrent_layers() -> No
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"pipeline_parallel_size": 2}, "cpu", "pipeline_parallel_size"),
-    ({"speculative_method": "ngram"}, "cuda", "speculative_method"),
-    ({"speculative_model": "a smaller one"}, "cuda", "speculative_method"),
 ]
 
 

@@ -53,12 +53,13 @@ def _convolve_steps(
     padding_slot,
     out,
     channels,
+    TOKENS: tl.constexpr,
     WIDTH: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     GATED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Computes one token and moves its state on with one program per (step, block of channels)."""
+    """Computes the tokens of a step and moves their state on with one program per (step, block of channels)."""
     line = steps + tl.program_id(0) * 4
     token = tl.load(line).to(tl.int64)
     source = tl.load(line + 1).to(tl.int64)
@@ -68,27 +69,37 @@ def _convolve_steps(
     mask = offs < channels
     if target == padding_slot:
         zeros = tl.zeros((BLOCK,), tl.float32).to(out.dtype.element_ty)
-        tl.store(out + token * channels + offs, zeros, mask=mask & (token >= 0))
+        for number in tl.static_range(TOKENS):
+            tl.store(out + (token + number) * channels + offs, zeros, mask=mask & (token >= 0))
     else:
-        newest = _inputs(x, token, x_stride, offs, channels, mask, GATED)
-        total = newest * tl.load(weight + offs * WIDTH + WIDTH - 1, mask=mask, other=0.0).to(tl.float32)
-        if HAS_BIAS:
-            total += tl.load(bias + offs, mask=mask, other=0.0).to(tl.float32)
+        dtype = states.dtype.element_ty
         before = states + source * slot_stride + offs * (WIDTH - 1)
-        after = states + target * slot_stride + offs * (WIDTH - 1)
-        copy = states + checkpoint * slot_stride + offs * (WIDTH - 1)
-        # The same thread reads a tap and overwrites the one before it, which it has read.
-        for tap in tl.static_range(WIDTH - 1):
-            earlier = tl.load(before + tap, mask=mask & (source >= 0), other=0.0)
-            total += earlier.to(tl.float32) * tl.load(weight + offs * WIDTH + tap, mask=mask, other=0.0).to(tl.float32)
-            if tap > 0:
-                tl.store(after + tap - 1, earlier, mask=mask)
-                tl.store(copy + tap - 1, earlier, mask=mask & (checkpoint >= 0))
-        if WIDTH > 1:
-            tl.store(after + WIDTH - 2, newest.to(states.dtype.element_ty), mask=mask)
-            tl.store(copy + WIDTH - 2, newest.to(states.dtype.element_ty), mask=mask & (checkpoint >= 0))
-        result = _outputs(total, x, token, x_stride, offs, channels, mask, GATED)
-        tl.store(out + token * channels + offs, result.to(out.dtype.element_ty), mask=mask)
+        copies = mask & (checkpoint >= 0) & (TOKENS == 1)
+        for number in tl.static_range(TOKENS):
+            newest = _inputs(x, token + number, x_stride, offs, channels, mask, GATED)
+            total = newest * tl.load(weight + offs * WIDTH + WIDTH - 1, mask=mask, other=0.0).to(tl.float32)
+            if HAS_BIAS:
+                total += tl.load(bias + offs, mask=mask, other=0.0).to(tl.float32)
+            slot = target if number == TOKENS - 1 else checkpoint + number
+            after = states + slot * slot_stride + offs * (WIDTH - 1)
+            copy = states + checkpoint * slot_stride + offs * (WIDTH - 1)
+            # The same thread reads a tap and overwrites one before it, which it has read.
+            for tap in tl.static_range(WIDTH - 1):
+                if number + tap < WIDTH - 1:
+                    earlier = tl.load(before + number + tap, mask=mask & (source >= 0), other=0.0)
+                else:
+                    place = token + (number + tap - WIDTH + 1)
+                    earlier = _inputs(x, place, x_stride, offs, channels, mask, GATED).to(dtype)
+                factor = tl.load(weight + offs * WIDTH + tap, mask=mask, other=0.0).to(tl.float32)
+                total += earlier.to(tl.float32) * factor
+                if tap > 0:
+                    tl.store(after + tap - 1, earlier, mask=mask)
+                    tl.store(copy + tap - 1, earlier, mask=copies)
+            if WIDTH > 1:
+                tl.store(after + WIDTH - 2, newest.to(dtype), mask=mask)
+                tl.store(copy + WIDTH - 2, newest.to(dtype), mask=copies)
+            result = _outputs(total, x, token + number, x_stride, offs, channels, mask, GATED)
+            tl.store(out + (token + number) * channels + offs, result.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -203,6 +214,7 @@ def causal_convolution(
             tables.padding_slot,
             out,
             channels,
+            TOKENS=tables.step_tokens,
             **constants,
             BLOCK=_STEP_CHANNELS,
             num_warps=4,

@@ -1,4 +1,4 @@
-"""Updates the states of gated delta nets by one token in each of several sequences, in their slots.
+"""Updates the states of gated delta nets by one token, or a few, in each of several sequences, in their slots.
 
 A head's state S maps keys to values: S <- a S + b k (v - (a S)^T k)^T (Yang et al. 2024, Gated DeltaNet, arXiv
 2412.06464); the output S^T q is normalised and gated in the same kernel.
@@ -33,6 +33,7 @@ def _gated_delta_step(
     padding_slot,
     out,
     heads,
+    TOKENS: tl.constexpr,
     REPEATS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -50,36 +51,43 @@ def _gated_delta_step(
         source = tl.load(line + 1).to(tl.int64)
         target = tl.load(line + 2).to(tl.int64)
         checkpoint = tl.load(line + 3).to(tl.int64)
-        place = out + (token * heads + head) * VALUE_DIM + vs
+        dtype = out.dtype.element_ty
         if target == padding_slot:
-            tl.store(place, tl.zeros((BLOCK_V,), tl.float32).to(out.dtype.element_ty), mask=in_value & (token >= 0))
+            for _ in range(TOKENS):
+                place = out + (token * heads + head) * VALUE_DIM + vs
+                tl.store(place, tl.zeros((BLOCK_V,), tl.float32).to(dtype), mask=in_value & (token >= 0))
+                token += 1
         else:
             key_width = (heads // REPEATS) * KEY_DIM
-            at = mixed + token * mixed_stride
-            key_at = at + (head // REPEATS) * KEY_DIM + ks
-            query = normalised_rows(tl.load(key_at, mask=ks < KEY_DIM, other=0.0).to(tl.float32), 0) * (KEY_DIM**-0.5)
-            key = normalised_rows(tl.load(key_at + key_width, mask=ks < KEY_DIM, other=0.0).to(tl.float32), 0)
-            value = tl.load(at + 2 * key_width + head * VALUE_DIM + vs, mask=in_value, other=0.0).to(tl.float32)
-            at = token * weights_stride + head
-            decay = tl.exp(decay_of(tl.load(decays + at), tl.load(a_log + head), tl.load(dt_bias + head)))
-            strength = tl.sigmoid(tl.load(strengths + at).to(tl.float32))
             offs = head * (KEY_DIM * VALUE_DIM) + ks[:, None] * VALUE_DIM + vs[None, :]
             mask = (ks[:, None] < KEY_DIM) & (vs[None, :] < VALUE_DIM)
-            state = tl.load(states + source * slot_stride + offs, mask=mask & (source >= 0), other=0.0) * decay
-            added = (value - tl.sum(state * key[:, None], axis=0)) * strength
-            state = state + key[:, None] * added[None, :]
-            tl.store(states + target * slot_stride + offs, state, mask=mask)
-            if checkpoint >= 0:
-                tl.store(states + checkpoint * slot_stride + offs, state, mask=mask)
-            dtype = out.dtype.element_ty
-            result = tl.sum(state * query[:, None], axis=0).to(dtype).to(tl.float32)
-            normed = result * tl.rsqrt(tl.sum(result * result, axis=0) / VALUE_DIM + eps)
-            weight = tl.load(norm_weight + vs, mask=in_value, other=0.0).to(tl.float32)
-            gate = tl.load(gates + token * gates_stride + head * VALUE_DIM + vs, mask=in_value, other=0.0).to(
-                tl.float32
-            )
-            normed = (normed.to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
-            tl.store(place, (normed * gate / (1.0 + tl.exp(-gate))).to(dtype), mask=in_value)
+            state = tl.load(states + source * slot_stride + offs, mask=mask & (source >= 0), other=0.0)
+            for done in range(1, TOKENS + 1):
+                at = mixed + token * mixed_stride
+                key_at = at + (head // REPEATS) * KEY_DIM + ks
+                query = normalised_rows(tl.load(key_at, mask=ks < KEY_DIM, other=0.0).to(tl.float32), 0)
+                query = query * (KEY_DIM**-0.5)
+                key = normalised_rows(tl.load(key_at + key_width, mask=ks < KEY_DIM, other=0.0).to(tl.float32), 0)
+                value = tl.load(at + 2 * key_width + head * VALUE_DIM + vs, mask=in_value, other=0.0).to(tl.float32)
+                at = token * weights_stride + head
+                decay = tl.exp(decay_of(tl.load(decays + at), tl.load(a_log + head), tl.load(dt_bias + head)))
+                strength = tl.sigmoid(tl.load(strengths + at).to(tl.float32))
+                state = state * decay
+                added = (value - tl.sum(state * key[:, None], axis=0)) * strength
+                state = state + key[:, None] * added[None, :]
+                after = tl.where(done == TOKENS, target, checkpoint + done - 1)
+                tl.store(states + after * slot_stride + offs, state, mask=mask)
+                if TOKENS == 1 and checkpoint >= 0:
+                    tl.store(states + checkpoint * slot_stride + offs, state, mask=mask)
+                result = tl.sum(state * query[:, None], axis=0).to(dtype).to(tl.float32)
+                normed = result * tl.rsqrt(tl.sum(result * result, axis=0) / VALUE_DIM + eps)
+                weight = tl.load(norm_weight + vs, mask=in_value, other=0.0).to(tl.float32)
+                gate_at = gates + token * gates_stride + head * VALUE_DIM + vs
+                gate = tl.load(gate_at, mask=in_value, other=0.0).to(tl.float32)
+                normed = (normed.to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
+                place = out + (token * heads + head) * VALUE_DIM + vs
+                tl.store(place, (normed * gate / (1.0 + tl.exp(-gate))).to(dtype), mask=in_value)
+                token += 1
 
 
 def gated_delta_step(
@@ -123,6 +131,7 @@ def gated_delta_step(
         tables.padding_slot,
         out,
         heads,
+        TOKENS=tables.step_tokens,
         REPEATS=heads // key_heads,
         KEY_DIM=key_dim,
         VALUE_DIM=value_dim,

@@ -35,6 +35,10 @@ class PassTables:
     stores: torch.Tensor
     """[stores, 2]: tokens of the row, slot to which the convolution's inputs before the next token are written."""
     padding_slot: int
+    step_tokens: int = 1
+    """Consecutive tokens of each step. With more than one, the state after each token but the last is written to a slot
+    of its own, from the fourth number of the step on: a pass that verifies draft tokens goes back to one of them.
+    """
     is_padded: bool = False
     """True if there are tokens in no row: their outputs are zeros."""
 

@@ -1,4 +1,5 @@
-"""Updates the states of Mamba-2 blocks (Dao and Gu 2024, arXiv 2405.21060) by one token in each of several sequences.
+"""Updates the states of Mamba-2 blocks (Dao and Gu 2024, arXiv 2405.21060) by one token, or a few, in each of several
+sequences.
 
 A head's state S maps B to inputs: S <- a S + B (dt x)^T; the output is S^T C + D x.
 """
@@ -33,6 +34,7 @@ def _state_space_step(
     padding_slot,
     out,
     heads,
+    TOKENS: tl.constexpr,
     REPEATS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -50,28 +52,34 @@ def _state_space_step(
         source = tl.load(line + 1).to(tl.int64)
         target = tl.load(line + 2).to(tl.int64)
         checkpoint = tl.load(line + 3).to(tl.int64)
-        place = out + (token * heads + head) * VALUE_DIM + vs
         if target == padding_slot:
-            tl.store(place, tl.zeros((BLOCK_V,), tl.float32).to(out.dtype.element_ty), mask=in_value & (token >= 0))
+            for _ in range(TOKENS):
+                place = out + (token * heads + head) * VALUE_DIM + vs
+                tl.store(place, tl.zeros((BLOCK_V,), tl.float32).to(out.dtype.element_ty), mask=in_value & (token >= 0))
+                token += 1
         else:
             groups = heads // REPEATS
-            at = mixed + token * mixed_stride
-            x = tl.load(at + head * VALUE_DIM + vs, mask=in_value, other=0.0).to(tl.float32)
-            key_at = at + heads * VALUE_DIM + (head // REPEATS) * KEY_DIM + ks
-            key = tl.load(key_at, mask=ks < KEY_DIM, other=0.0).to(tl.float32)
-            query = tl.load(key_at + groups * KEY_DIM, mask=ks < KEY_DIM, other=0.0).to(tl.float32)
-            step = tl.load(time_steps + token * time_steps_stride + head)
-            step = time_step_of(step, tl.load(dt_bias + head), least, most)
-            decay = tl.exp(-tl.exp(tl.load(a_log + head)) * step)
             offs = head * (KEY_DIM * VALUE_DIM) + ks[:, None] * VALUE_DIM + vs[None, :]
             mask = (ks[:, None] < KEY_DIM) & in_value[None, :]
-            state = tl.load(states + source * slot_stride + offs, mask=mask & (source >= 0), other=0.0) * decay
-            state = state + key[:, None] * (x * step)[None, :]
-            tl.store(states + target * slot_stride + offs, state, mask=mask)
-            if checkpoint >= 0:
-                tl.store(states + checkpoint * slot_stride + offs, state, mask=mask)
-            result = tl.sum(state * query[:, None], axis=0) + tl.load(d + head) * x
-            tl.store(place, result.to(out.dtype.element_ty), mask=in_value)
+            state = tl.load(states + source * slot_stride + offs, mask=mask & (source >= 0), other=0.0)
+            for done in range(1, TOKENS + 1):
+                at = mixed + token * mixed_stride
+                x = tl.load(at + head * VALUE_DIM + vs, mask=in_value, other=0.0).to(tl.float32)
+                key_at = at + heads * VALUE_DIM + (head // REPEATS) * KEY_DIM + ks
+                key = tl.load(key_at, mask=ks < KEY_DIM, other=0.0).to(tl.float32)
+                query = tl.load(key_at + groups * KEY_DIM, mask=ks < KEY_DIM, other=0.0).to(tl.float32)
+                step = tl.load(time_steps + token * time_steps_stride + head)
+                step = time_step_of(step, tl.load(dt_bias + head), least, most)
+                decay = tl.exp(-tl.exp(tl.load(a_log + head)) * step)
+                state = state * decay + key[:, None] * (x * step)[None, :]
+                after = tl.where(done == TOKENS, target, checkpoint + done - 1)
+                tl.store(states + after * slot_stride + offs, state, mask=mask)
+                if TOKENS == 1 and checkpoint >= 0:
+                    tl.store(states + checkpoint * slot_stride + offs, state, mask=mask)
+                result = tl.sum(state * query[:, None], axis=0) + tl.load(d + head) * x
+                place = out + (token * heads + head) * VALUE_DIM + vs
+                tl.store(place, result.to(out.dtype.element_ty), mask=in_value)
+                token += 1
 
 
 def state_space_step(
@@ -110,6 +118,7 @@ def state_space_step(
         tables.padding_slot,
         out,
         heads,
+        TOKENS=tables.step_tokens,
         REPEATS=heads // groups,
         KEY_DIM=key_dim,
         VALUE_DIM=value_dim,

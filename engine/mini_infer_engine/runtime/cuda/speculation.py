@@ -21,6 +21,7 @@ from mini_infer_engine.core.batch import Row, TokenMasks
 from mini_infer_engine.core.speculation.acceptance import draft_levels
 from mini_infer_engine.core.speculation.pass_times import GuessCosts
 from mini_infer_engine.kernels.context import KernelContext
+from mini_infer_engine.kernels.recurrence.restore_states import restore_states
 from mini_infer_engine.kernels.sampling.sample import sample
 from mini_infer_engine.kernels.sampling.sampling_state import SamplingState
 from mini_infer_engine.kernels.sampling.speculate import (
@@ -33,7 +34,7 @@ from mini_infer_engine.kernels.sampling.speculate import (
 from mini_infer_engine.layers.attention import AttentionBlock
 from mini_infer_engine.models.causal_model import CausalModel
 from mini_infer_engine.models.hidden_taps import HiddenTaps
-from mini_infer_engine.ops.base import ResidualState
+from mini_infer_engine.ops.base import AttentionPass, ResidualState
 from mini_infer_engine.ops.triton_ops import TritonOps
 from mini_infer_engine.runtime.attention.triton_attention import TritonAttentionPass
 from mini_infer_engine.runtime.attention.triton_backends import TritonBackend, triton_backend
@@ -49,6 +50,8 @@ from mini_infer_engine.runtime.cuda.speculative_sampling import SpeculativeSampl
 from mini_infer_engine.runtime.draft_vocabulary import DraftVocabulary
 from mini_infer_engine.runtime.inputs.host_staging import PinnedStaging
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
+from mini_infer_engine.runtime.recurrent.pass_tables import blank_steps, verify_tables
+from mini_infer_engine.runtime.recurrent.triton_pass import TritonRecurrentPass
 from mini_infer_engine.runtime.worker import ModelWorker
 
 MAX_ROWS = 128
@@ -128,6 +131,8 @@ class CudaSpeculation:
         self._draft_attention: TritonBackend | None = None
         self._reading: DraftReading | None = None
         self._states = states
+        self._recurrent = pool.states
+        """The recurrent states of the model, of which those before draft tokens are kept until these are settled."""
         self._hidden_draft: CudaHiddenDraft | None = None
         _, slots, width = state.page_tables.shape
         device, most, vocabulary = state.device, config.num_tokens, worker.config.vocab_size
@@ -422,6 +427,10 @@ class CudaSpeculation:
             self._history,
             self._results_of(bucket, drafts),
         )
+        if (recurrent := self._recurrent) is not None:
+            per_slot, padding = recurrent.slots.num_drafts, self._state.padding_slot
+            results = self._results_of(bucket, drafts)
+            restore_states(recurrent.storage, slots, results, recurrent.first_draft_slot, per_slot, padding)
         if self._head is not None:
             made = self._results_of(bucket, drafts)[:, 0]
             places = torch.arange(bucket, device=self._state.device) * queries + (made - 1).clamp_(min=0)
@@ -458,7 +467,11 @@ class CudaSpeculation:
             return mixed if selected is None else mixed.index_select(0, selected)
 
         hidden = model.embed(self._ops, inputs.token_ids)
-        planned = TritonAttentionPass(attend, attend_selected, selected, inputs.positions)
+        planned: AttentionPass = TritonAttentionPass(attend, attend_selected, selected, inputs.positions)
+        if self._recurrent is not None and model is self._worker.model:
+            steps = blank_steps(bucket, self._state.device, count)
+            rows = verify_tables(slots, steps, count, self._recurrent, self._state.padding_slot)
+            planned = TritonRecurrentPass(planned, self._recurrent, rows)
         residual: ResidualState = model(self._ops, hidden, planned)
         if self._states is not None and model is self._worker.model:
             self._states.store(self._ops, inputs.kv_index[0])

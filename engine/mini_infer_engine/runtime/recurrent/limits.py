@@ -3,7 +3,6 @@
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.config.options.settings import EngineSettings
-from mini_infer_engine.config.options.speculation import speculation_of
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.models.sparse_decoder import SparseConfig
 
@@ -22,8 +21,6 @@ def _gpu_obstacle(settings: EngineSettings, config: ModelConfig, device_type: st
     """Returns the option that recurrent layers do not support on GPUs, with the reason and the remedy, or None."""
     if device_type == "cpu":
         return None
-    if speculation_of(settings) is not None:
-        return "speculative_method: on GPUs their state cannot go back behind rejected tokens yet: leave it out"
     has_ungated = isinstance(config, SparseConfig) and not config.moe.is_gated
     if has_ungated and settings.quantization is not None:
         return (

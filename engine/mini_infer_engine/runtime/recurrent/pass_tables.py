@@ -3,7 +3,7 @@ does not move, for a pass that is recorded as a CUDA graph.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import numpy as np
@@ -75,10 +75,21 @@ def decode_tables(slots: Tensor, steps: Tensor, padding_slot: int) -> PassTables
     return PassTables(steps, none, none, none, padding_slot)
 
 
-def blank_steps(rows: int, device: torch.device) -> Tensor:
-    """Returns memory for the steps of `decode_tables`."""
+def verify_tables(slots: Tensor, steps: Tensor, tokens: int, pool: StatePool, padding_slot: int) -> PassTables:
+    """Returns the tables of a pass of `tokens` consecutive tokens for each of these slots [rows] int32: the last one of
+    each and its draft tokens.
+
+    `steps` are `blank_steps` of so many tokens. The state before each draft token stays in a slot of its sequence.
+    """
+    tables = decode_tables(slots, steps, padding_slot)
+    steps[:, 3] = slots * pool.slots.num_drafts + pool.first_draft_slot
+    return replace(tables, step_tokens=tokens)
+
+
+def blank_steps(rows: int, device: torch.device, tokens: int = 1) -> Tensor:
+    """Returns memory for the steps of `decode_tables` or `verify_tables`, of so many tokens each."""
     steps = torch.full((rows, 4), NO_SLOT, dtype=torch.int32, device=device)
-    steps[:, 0] = torch.arange(rows, device=device)
+    steps[:, 0] = torch.arange(rows, device=device) * tokens
     return steps
 
 
