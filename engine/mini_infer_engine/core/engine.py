@@ -197,7 +197,7 @@ class Engine:
         images = NO_IMAGES
         if request.images:
             images = self._images(request)
-        if request.kv_source is not None and (images or self._transfers.refuses(request)):
+        if request.kv_source is not None and self._transfers.refuses(request):
             request = msgspec.structs.replace(request, kv_source=None)
         sequence = Sequence(
             request,

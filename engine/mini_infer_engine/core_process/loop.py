@@ -257,6 +257,7 @@ def serve(config: CoreConfig, folder: Path) -> None:
                     check_peer_request,
                     max_model_len=built.model.max_model_len,
                     vocab_size=built.model.vocab_size,
+                    max_images=built.model.max_images,
                 ),
                 vocab_size=built.model.vocab_size,
                 secret=config.peers.secret,

@@ -13,7 +13,7 @@ _SEEDS = range(2**63)
 _PRIORITIES = range(-(2**31), 2**31)
 
 
-def check_peer_request(request: Request, max_model_len: int, vocab_size: int) -> None:
+def check_peer_request(request: Request, max_model_len: int, vocab_size: int, max_images: int = 0) -> None:
     """Raises ValueError with the parameter's name if a client could not send this request."""
     sampling = request.sampling
     check_prompt(request.prompt_token_ids, max_model_len, vocab_size)
@@ -27,6 +27,8 @@ def check_peer_request(request: Request, max_model_len: int, vocab_size: int) ->
     check_sampling(checked, vocab_size, has_text=True)
     if request.embeds or request.beam_search is not None or sampling.prompt_logprobs is not None:
         raise ValueError("embeddings, beam searches and prompt_logprobs are computed where they were sent")
+    if len(request.images) > max_images:
+        raise ValueError(f"images: there are {len(request.images)}, and this engine takes {max_images} in a prompt")
     if request.noise_seed not in _SEEDS:
         raise ValueError(f"noise_seed is {request.noise_seed}; it must be from 0 to {_SEEDS.stop - 1}")
     if request.priority not in _PRIORITIES:

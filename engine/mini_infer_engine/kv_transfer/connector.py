@@ -78,6 +78,7 @@ class _Sending:
 @dataclass(slots=True)
 class _Retained:
     token_ids: list[int]
+    """The prompt's, with words of images for their placeholders."""
     pinned: _Pinned
     """The prompt's pages, and the checkpoint before its last token if the model has recurrent states."""
 
@@ -181,9 +182,12 @@ class TransferConnector:
         pinned = self._pin(_Pinned(pages, slot))
         self._receiving[job] = _Receiving(request, source.address, pinned)
         resumed = sequence.token_ids[sequence.num_prompt :].tolist()
+        reads = source.how != "prefill"  # by the ids of block keys, which name images
+        prompt = sequence.key_ids(0, sequence.num_prompt) if reads else request.prompt_token_ids
         remote_request = msgspec.structs.replace(
             request,
-            prompt_token_ids=list(request.prompt_token_ids),
+            prompt_token_ids=list(prompt),
+            images=[] if reads else request.images,
             resumed_token_ids=resumed,
             sampling=msgspec.structs.replace(request.sampling, max_tokens=len(resumed) + 1),
             kv_source=None,
@@ -371,7 +375,7 @@ class TransferConnector:
             self._drop_retained(next(iter(self._retained)))
         pinned = self._pin(_Pinned(pages, checkpoint=checkpoint))
         self._num_retained += len(pages)
-        self._retained[request_id] = _Retained(sequence.token_ids[: sequence.num_prefill].tolist(), pinned)
+        self._retained[request_id] = _Retained(sequence.key_ids(0, sequence.num_prefill).tolist(), pinned)
         self._retained_leases.open(request_id, time.monotonic(), self._retain_s)
 
     def _give(self, sequence: Sequence, num_tokens: int, layers: LayerProgress | None) -> None:

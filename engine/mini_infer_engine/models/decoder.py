@@ -194,7 +194,9 @@ class DecoderModel(CausalModel):
         self.config = config
         self.model = Decoder(config, make_layer or self.make_layer)
         self.lm_head = self._make_head() if config.stage.is_last and not config.tie_word_embeddings else None
-        self.vision = None if config.vision is None else make_vision_encoder(config.vision, config.hidden_size)
+        self.vision = None
+        if config.vision is not None and config.stage.is_first:
+            self.vision = make_vision_encoder(config.vision, config.hidden_size)
         self._dtype = torch.get_default_dtype()
         self.taps: HiddenTaps | None = None
         self.deepstack: DeepstackFeatures | None = None
@@ -308,7 +310,7 @@ class DecoderModel(CausalModel):
         """True if another stage of the pipeline has this tensor."""
         if (found := LAYER_NAME.match(checkpoint_name)) is not None:
             return int(found[1]) < self.config.num_layers and int(found[1]) not in self.config.layers
-        return checkpoint_name.startswith(("model.embed_tokens.", "model.norm.", "lm_head."))
+        return checkpoint_name.startswith(("model.embed_tokens.", "model.norm.", "lm_head.", "vision."))
 
     def take_memory(self, device: torch.device) -> None:
         """Allocates uninitialised memory for all parameters. Raises RuntimeError if there is not enough.

@@ -188,7 +188,7 @@ def make_runner(
     page_size = settings.page_size or kind.default_page_size
     if page_size % kind.page_size_step:
         raise ModelError(f"page_size = {page_size}: it must be a multiple of {kind.page_size_step}.")
-    config = with_served_images(settings, config, moves_kv=reports_layers)
+    config = with_served_images(settings, config)
     for check in (check_recurrent, check_mixed_heads, check_sparse_attention):
         check(settings, config, choose_device(settings).type, moves_kv=reports_layers)
     log.info("%s: model_impl = %s", config.architecture, config.model_impl)

@@ -11,7 +11,7 @@ from mini_infer_engine.config.options.settings import EngineSettings
 log = logging.getLogger(__name__)
 
 
-def with_served_images(settings: EngineSettings, config: ModelConfig, *, moves_kv: bool) -> ModelConfig:
+def with_served_images(settings: EngineSettings, config: ModelConfig) -> ModelConfig:
     """Returns the config, without its vision encoder if this start serves text alone.
 
     Raises:
@@ -26,7 +26,7 @@ def with_served_images(settings: EngineSettings, config: ModelConfig, *, moves_k
         return config
     if most == 0:
         return replace(config, vision=None)
-    obstacle = obstacle_to_images(settings, config, moves_kv=moves_kv)
+    obstacle = obstacle_to_images(settings, config)
     if obstacle is None:
         return config
     if most:
@@ -35,16 +35,12 @@ def with_served_images(settings: EngineSettings, config: ModelConfig, *, moves_k
     return replace(config, vision=None)
 
 
-def obstacle_to_images(settings: EngineSettings, config: ModelConfig, *, moves_kv: bool) -> str | None:
+def obstacle_to_images(settings: EngineSettings, config: ModelConfig) -> str | None:
     """Returns the option, or the value of config.json, that images do not go with, or None."""
     if (vision := config.vision) is not None and not vision.pools_evenly:
         return f"mm_tokens_per_image = {vision.tokens_per_crop} of config.json"
     if vision is not None and vision.image_token_id >= config.vocab_size:
         return f"image_token_id = {vision.image_token_id} of config.json, which the vocabulary lacks,"
-    if settings.pipeline_parallel_size > 1:
-        return "--pipeline-parallel-size"
-    if moves_kv:
-        return "--transfer-port"
     if vision is not None and vision.is_bidirectional:
         # Chunks of such prompts end where images end, and their tokens see keys after them.
         if settings.attention_backend == "flash":

@@ -268,6 +268,12 @@ def _stage(config: ModelConfig, link: StageLink) -> PipelineStage:
         layers = split_layers(config.num_layers, link.size, head_layers)[link.index]
     except ValueError as error:
         raise ModelError(f"{config.architecture}: {error}.") from None
+    if config.vision is not None and link.index == 0 and len(layers) < config.vision.num_deepstack:
+        raise ModelError(
+            f"{config.architecture}: features of images are added in the first {config.vision.num_deepstack} layers, "
+            f"and the first stage has {len(layers)}: use a smaller --pipeline-parallel-size, or serve text alone with "
+            "--limit-mm-per-prompt '{\"image\": 0}'."
+        )
     log.info("stage %d of %d: layers %d to %d", link.index, link.size, layers[0], layers[-1])
     return PipelineStage(link.index, link.size, layers)
 

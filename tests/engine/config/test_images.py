@@ -87,37 +87,35 @@ def test_text_is_served_when_a_file_contradicts_itself_about_images(
     tmp_path: Path, family: Family, field: str, value: int
 ) -> None:
     config = read(tmp_path, family, **{field: value})
-    assert with_served_images(EngineSettings(model="m"), config, moves_kv=False).vision is None
+    assert with_served_images(EngineSettings(model="m"), config).vision is None
     with pytest.raises(ModelError, match=field):
-        with_served_images(EngineSettings(model="m", limit_mm_per_prompt='{"image": 1}'), config, moves_kv=False)
+        with_served_images(EngineSettings(model="m", limit_mm_per_prompt='{"image": 1}'), config)
 
 
-OBSTACLES: dict[str, tuple[Family, dict[str, Any], bool]] = {
-    "--pipeline-parallel-size": ("qwen3_vl", {"pipeline_parallel_size": 2}, False),
-    "--transfer-port": ("qwen2_5_vl", {}, True),
-    "--attention-backend flash": ("gemma3", {"attention_backend": "flash"}, False),
-    "--kv-cache-dtype": ("gemma3", {"kv_cache_dtype": "fp8"}, False),
+OBSTACLES: dict[str, tuple[Family, dict[str, Any]]] = {
+    "--attention-backend flash": ("gemma3", {"attention_backend": "flash"}),
+    "--kv-cache-dtype": ("gemma3", {"kv_cache_dtype": "fp8"}),
 }
 
 
 @pytest.mark.parametrize("option", OBSTACLES)
 def test_images_give_way_to_an_option_unless_they_are_requested_by_name(tmp_path: Path, option: str) -> None:
-    family, options, moves_kv = OBSTACLES[option]
+    family, options = OBSTACLES[option]
     config = read(tmp_path, family)
-    assert with_served_images(EngineSettings(model="m", **options), config, moves_kv=moves_kv).vision is None
+    assert with_served_images(EngineSettings(model="m", **options), config).vision is None
     requested = EngineSettings(model="m", **options, limit_mm_per_prompt='{"image": 1}')
     with pytest.raises(ModelError, match=option):
-        with_served_images(requested, config, moves_kv=moves_kv)
+        with_served_images(requested, config)
     plain = EngineSettings(model="m", limit_mm_per_prompt='{"image": 1}')
-    assert with_served_images(plain, config, moves_kv=False) is config
+    assert with_served_images(plain, config) is config
     none = EngineSettings(model="m", limit_mm_per_prompt='{"image": 0}')
-    assert with_served_images(none, config, moves_kv=False).vision is None
+    assert with_served_images(none, config).vision is None
 
 
 def test_a_limit_of_images_is_refused_when_the_model_reads_text_alone(tmp_path: Path) -> None:
     text_model = read(tmp_path, "gemma3", vision_config=None)
     with pytest.raises(ModelError, match="limit_mm_per_prompt"):
-        with_served_images(EngineSettings(model="m", limit_mm_per_prompt='{"image": 1}'), text_model, moves_kv=False)
+        with_served_images(EngineSettings(model="m", limit_mm_per_prompt='{"image": 1}'), text_model)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mini_infer_engine.core.request import BeamSearch, Request, SamplingParams
+from mini_infer_engine.core.request import BeamSearch, ImageInput, Request, SamplingParams
 from mini_infer_engine.core_process.peer_requests import check_peer_request
 from mini_infer_engine.structured.grammar import Grammar
 
@@ -85,3 +85,10 @@ def test_prompt_is_refused_when_a_client_could_not_request_it(wrong: dict[str, A
 def test_prompt_is_refused_when_its_sampling_is_out_of_range(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=rf"{next(iter(wrong)).removesuffix('_token_ids')}|ids|structured"):
         check(msgspec.structs.replace(RIGHT, sampling=SamplingParams(max_tokens=1, **wrong)))
+
+
+def test_a_prompt_with_more_images_than_this_engine_takes_is_refused() -> None:
+    image = ImageInput(offset=0, num_tokens=1, digest=bytes(32), grid=(1, 1, 1), shape=(1,), pixels=bytes(4))
+    with pytest.raises(ValueError, match="images"):
+        check(msgspec.structs.replace(RIGHT, images=[image]))
+    check_peer_request(msgspec.structs.replace(RIGHT, images=[image]), MAX_MODEL_LEN, VOCABULARY, max_images=1)

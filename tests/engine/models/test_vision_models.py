@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.core.encoder_cache import EncoderCacheManager
@@ -17,7 +18,9 @@ from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.images import PromptImages
 from mini_infer_engine.core.request import BeamSearch, ImageInput, Output, Request, SamplingParams
 from mini_infer_engine.core_process.build import BuiltEngine, build_engine
+from mini_infer_engine.offline import loaded_model
 from mini_infer_engine.runtime.model_runner import ModelRunner
+from tests.support.prefill_apart import prefill_apart
 from tests.support.thread_group import RanksTogether, ThreadGroup
 from tests.support.tiny_models import GREEDY, PageDealer, tiny_runner
 from tests.support.vision_models import (
@@ -32,6 +35,7 @@ from tests.support.vision_models import (
 )
 
 TOLERANCE = 1e-4
+PAIRED: dict[str, Any] = {"device": "cpu", "kv_cache_memory": 4_000_000, "max_num_seqs": 8, "max_model_len": 256}
 Prompt = tuple[list[int], list[ImageInput]]
 
 
@@ -199,6 +203,41 @@ def test_texts_equal_generate_when_two_ranks_share_the_decoder(model: Model) -> 
     prompts = {"image": model.prompt(5, model.one, 7, model.other, 4), "text": model.prompt(9)}
     made = run(engine, *(request_of(name, prompt) for name, prompt in prompts.items()))
     assert made == {name: model.text(prompt, 8) for name, prompt in prompts.items()}
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_logits_equal_transformers_when_pipeline_stages_share_the_decoder(model: Model, size: int) -> None:
+    prompt = model.prompt(5, model.one, 7, model.other, 4)
+    whole = len(prompt[0])
+    group = ThreadGroup(model.folder, size, 2)
+    encoders = [rank.worker.model.vision is not None for rank in group.runners]
+    assert encoders == [True] * size + [False] * size
+    end = whole if model.family == "gemma3" else 9
+    sizes = [end, whole - end] if whole > end else [end]
+    found = group.run(lambda rank: chunk_logits(rank, prompt, sizes))[-1]
+    assert (found - model.logits(prompt)).abs().max() < TOLERANCE
+
+
+def test_a_stage_is_refused_when_it_has_fewer_layers_than_the_encoder_has_features(tmp_path: Path) -> None:
+    save_vision_model(tmp_path, "qwen3_vl")
+    with pytest.raises(ModelError, match=r"first 2 layers.*--pipeline-parallel-size"):
+        ThreadGroup(tmp_path, 1, 4)
+
+
+def test_texts_equal_generate_when_another_engine_computes_prompts_with_images(model: Model) -> None:
+    """The encoder runs at the prefill engine alone; another image finds no other's keys and values."""
+    with prefill_apart():
+        built = loaded_model.build_engine(EngineSettings(model=str(model.folder), **PAIRED), None)
+        engine = built.engine
+        prompts = {
+            "image": model.prompt(5, model.one, 7, model.other, 4),
+            "other": model.prompt(5, model.other, 7, model.one, 4),
+            "text": model.prompt(9),
+        }
+        made = run(engine, *(request_of(name, prompt) for name, prompt in prompts.items()))
+        assert made == {name: model.text(prompt, 8) for name, prompt in prompts.items()}
+        assert engine.scheduler.encoder_cache.num_encoded == 0
+        assert engine.stats().kv_transfer.fallbacks == {}
 
 
 def test_beams_equal_those_of_generate_when_a_prompt_has_an_image(model: Model) -> None:

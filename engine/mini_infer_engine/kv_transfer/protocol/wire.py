@@ -121,6 +121,7 @@ class KVRequested(msgspec.Struct, frozen=True, tag=True):
 
     job: _Job
     token_ids: _TokenIds
+    """Token ids as block keys have them: words of an image's digest stand for its placeholders."""
     cache_salt: str
     held_id: Annotated[str, Meta(max_length=4096)]
     """Id of the request whose pages the producer retains. Empty if its prefix cache is to be searched instead."""

@@ -21,8 +21,10 @@ from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState
 class PassImages:
     """Images of one pass on the device."""
 
-    tokens: Tensor  # [placeholders] int64, their indexes in the pass
-    embeddings: Tensor  # [placeholders, hidden]
+    embedded: tuple[Tensor, Tensor] | None
+    """Placeholders' indexes in the pass [placeholders] int64, and their embeddings [placeholders, hidden]; None in a
+    pipeline stage behind the first.
+    """
     deepstack: DeepstackFeatures | None
     positions: Tensor | None  # [3, tokens] int64, in time, height and width; None if positions have one dimension
     last_keys: Tensor | None  # [tokens] int64, the last cache index that each token sees; None: its own
@@ -32,7 +34,9 @@ class PassImages:
         assert isinstance(model, DecoderModel), "other models have no vision encoder"
         model.deepstack = self.deepstack
         try:
-            state: ResidualState = model(ops, hidden.index_copy_(0, self.tokens, self.embeddings), attention)
+            if self.embedded is not None:
+                hidden = hidden.index_copy_(0, *self.embedded)
+            state: ResidualState = model(ops, hidden, attention)
         finally:
             model.deepstack = None
         return state
