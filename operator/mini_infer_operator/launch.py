@@ -229,6 +229,10 @@ def launch_of(service: InferenceService, role: str, default_image: str) -> Launc
     )
 
 
+_NOT_HASHED: Any = {"name": True, "cache": {"env", "env_from", "service_account_name"}}
+"""Fields of `spec.model` that change no engine's pod; the name is hashed apart."""
+
+
 def template_hash(service: InferenceService, role: str, default_image: str) -> str:
     """Returns a hash over what the user wrote that changes pods of `role`, and the image; not over what is rendered
     from it.
@@ -240,7 +244,7 @@ def template_hash(service: InferenceService, role: str, default_image: str) -> s
         "role": role,
         "image": service.spec.image or default_image,
         "name": service.model_name,
-        "model": service.spec.model.model_dump(mode="json", exclude_defaults=True, exclude={"name"}),
+        "model": service.spec.model.model_dump(mode="json", exclude_defaults=True, exclude=_NOT_HASHED),
         "spec": service.roles[role].model_dump(mode="json", exclude_defaults=True, exclude={"replicas", "scaling"}),
     }
     return _digest(json.dumps(parts, sort_keys=True, separators=(",", ":")))

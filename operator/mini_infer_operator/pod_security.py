@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
-from mini_infer_operator.pod_security_standards import Use, uses_of
+from mini_infer_operator.pod_security_standards import Use, uses_of, uses_of_cache
 from mini_infer_operator.resource import InferenceService, Reason
 from mini_infer_operator.status import PermanentFailure
 
@@ -33,11 +33,13 @@ class PodSecurity:
     service_accounts: tuple[str, ...] = ()
     """ServiceAccounts whose identity pods may have; pods that name none have no token."""
 
-    def failure(self, service: InferenceService, roles: Collection[str]) -> PermanentFailure | None:
+    def failure(
+        self, service: InferenceService, roles: Collection[str], *, copies: bool = True
+    ) -> PermanentFailure | None:
         """Returns the fields for which pods of these roles must not be created, each with what would allow it; None if
-        they may.
+        they may. `copies`: the Job that copies the model is to be created, too.
         """
-        found = list(dict.fromkeys(self._violations(service, roles)))
+        found = list(dict.fromkeys(self._violations(service, roles, copies)))
         if not found:
             return None
         more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
@@ -47,12 +49,14 @@ class PodSecurity:
         )
         return PermanentFailure(Reason.POD_SECURITY, message)
 
-    def _violations(self, service: InferenceService, roles: Collection[str]) -> Iterator[str]:
+    def _violations(self, service: InferenceService, roles: Collection[str], copies: bool) -> Iterator[str]:
         namespace, token = service.metadata.namespace, service.spec.model.token_secret
         uses = [use for role in service.roles if role in roles for use in uses_of(role, service.roles[role])]
         uses += _uses_of_kv_cache(service, roles)
         if token is not None and roles:
             uses.insert(0, Use("spec.model.tokenSecret", secret=token.name))
+        if service.spec.model.cache is not None and copies:
+            uses += uses_of_cache(service.spec.model.cache)
         for use in uses:
             if use.profile is not None and PROFILES.index(use.profile) > PROFILES.index(self.profile):
                 yield f"{use.path} (it needs --pod-security={use.profile})"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mini_infer_operator.resource import RoleSpec
+from mini_infer_operator.resource import ModelCache, RoleSpec
 
 Object = Mapping[str, Any]
 _RESTRICTED_VOLUMES = {
@@ -87,6 +87,14 @@ def uses_of(role: str, spec: RoleSpec) -> Iterator[Use]:
     ]:
         yield from _of_security(f"{inner}.securityContext", one.get("securityContext", {}))
         yield from _of_environment(inner, one)
+
+
+def uses_of_cache(cache: ModelCache) -> Iterator[Use]:
+    """Yields the Secrets and the ServiceAccount that the pod which copies a model is given."""
+    fields = cache.model_dump(by_alias=True, exclude_none=True)
+    if "serviceAccountName" in fields:
+        yield Use("spec.model.cache.serviceAccountName", service_account=fields["serviceAccountName"])
+    yield from _of_environment("spec.model.cache", fields)
 
 
 def _of_pod(path: str, pod: Object) -> Iterator[Use]:

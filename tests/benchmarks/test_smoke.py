@@ -26,6 +26,7 @@ SCRIPTS = {  # script: what its JSON must hold beside where it was measured
     "kv_transfer.py": "transports",
     "logprobs.py": "ratios",
     "memory.py": "models",
+    "model_loading.py": "reads",
     "passes.py": "passes",
     "pipeline_parallel.py": "runs",
     "routing_engines.py": "simulated",

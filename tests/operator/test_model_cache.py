@@ -78,16 +78,21 @@ def test_a_job_copies_and_the_status_follows_it_when_a_cache_is_asked_for(cluste
     assert f"--model=/model/{cached_folder(FIRST)}" in engine["containers"][0]["args"]
     assert engine["initContainers"][0]["args"] == ["--await", f"/model/{cached_folder(FIRST)}"]
     wait(lambda: cache_of(cluster, "copied").get("state") == "Copying")
+    (deployment,) = cluster.children("copied", "deployments")
+    assert deployment["spec"]["replicas"] == 0, "engines that wait would occupy GPUs"
+    assert cluster.get("pods", "serving.mini-infer.io/service=copied") == []
     end_pods(cluster, name, "Succeeded")
     wait(lambda: cache_of(cluster, "copied") == {"claim": "weights", "state": "Ready", "percent": 100})
-    status = cluster.status("copied")
-    assert status["replicas"] == 1, "the Job's pods are no engines"
+    wait(lambda: cluster.ready("copied").get("status") == "True")
+    assert cluster.status("copied")["replicas"] == 1, "the Job's pods are no engines"
 
     # Another model is another Job, which leaves the folder of the engines that still run.
     cluster.apply("copied", model={"uri": SECOND, "cache": {"claim": "weights"}}, unified={"replicas": 1})
     (second,) = wait(lambda: [j for j in jobs_of(cluster, "copied") if j["metadata"]["name"] != name])
     kept = [a for a in second["spec"]["template"]["spec"]["containers"][0]["args"] if a.startswith("--keep=")]
     assert kept == [f"--keep={cached_folder(FIRST).removeprefix('mini-infer/')}"]
+    assert cluster.status("copied")["readyReplicas"] == 1, "the old engine serves until the new model is there"
+    end_pods(cluster, second["metadata"]["name"], "Succeeded")
     wait(lambda: [j["metadata"]["name"] for j in jobs_of(cluster, "copied")] == [second["metadata"]["name"]])
 
 

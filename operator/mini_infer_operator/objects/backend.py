@@ -197,7 +197,8 @@ class ClusterBackend:
         revisions, settings = self._ours("ControllerRevision", service), self._settings
         frozen = frozen_templates(self._workloads(service), revisions)
         new = {w.role for w in plan.workloads if w.launch is not None and (w.role, w.revision) not in frozen}
-        failure = settings.pod_security.failure(service, new)
+        copies = model_cache_job_name(service) not in self._children["Job"]
+        failure = settings.pod_security.failure(service, new, copies=copies)
         if failure is not None:
             return failure
         manifests = render(service, plan, frozen, settings.engine_image_pull_policy, settings.engine_peers)

@@ -5,6 +5,7 @@ engines are found.
 """
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from mini_infer_operator.launch import CACHE_FOLDER, Launch, cached_folder, mode
 from mini_infer_operator.objects.metadata import Manifest, child_metadata
 from mini_infer_operator.objects.observed_workloads import pods_of
 from mini_infer_operator.objects.pod import MODEL_MOUNT, tolerating_gpus, unprivileged
-from mini_infer_operator.resource import GROUP, InferenceService, ModelCacheStatus, Reason
+from mini_infer_operator.resource import GROUP, InferenceService, ModelCache, ModelCacheStatus, Reason
 from mini_infer_operator.status import PermanentFailure
 
 LABEL_MODEL_CACHE = f"{GROUP}/model-cache"
@@ -50,17 +51,19 @@ def model_cache_job(
             "backoffLimit": _RETRIES,
             "template": {
                 "metadata": {"labels": labels},
-                "spec": _pod(model.uri, model.cache.claim, launch, pull_policy, kept),
+                "spec": _pod(model.uri, model.cache, launch, pull_policy, kept),
             },
         },
     }
 
 
 def model_cache_job_name(service: InferenceService) -> str:
-    """Returns the name of the Job for a service's model and claim."""
+    """Returns the name of the Job for a service's model and claim, and the access that it is given to the model."""
     model = service.spec.model
     claim = model.cache.claim if model.cache is not None else ""
-    return f"{service.metadata.name}-model-{hashlib.sha256(f'{model.uri} {claim}'.encode()).hexdigest()[:10]}"
+    access = _access(model.cache) if model.cache is not None else {}
+    text = f"{model.uri} {claim}" + (f" {json.dumps(access, sort_keys=True)}" if access else "")
+    return f"{service.metadata.name}-model-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
 
 def models_in_use(
@@ -132,13 +135,22 @@ def is_complete(job: Mapping[str, Any]) -> bool:
     return _condition(job, "Complete") is not None
 
 
-def _pod(uri: str, claim: str, launch: Launch, pull_policy: str | None, kept: Iterable[str]) -> dict[str, Any]:
+def _access(cache: ModelCache) -> dict[str, Any]:
+    """Returns what the user gives the copy to reach the model: variables, and a ServiceAccount."""
+    return cache.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"claim"})
+
+
+def _pod(uri: str, cache: ModelCache, launch: Launch, pull_policy: str | None, kept: Iterable[str]) -> dict[str, Any]:
+    access = _access(cache)
+    given = {"HOME": "/tmp", "PYTHONUNBUFFERED": "1"}
+    theirs = access.get("env", [])
+    ours = [{"name": k, "value": v} for k, v in given.items() if k not in {item["name"] for item in theirs}]
     template = launch.template.spec.model_dump(by_alias=True, exclude_none=True) if launch.template.spec else {}
     placement = {field: template[field] for field in _OF_THE_TEMPLATE if field in template}
     if gpu_resources(launch.resources):
         placement["tolerations"] = tolerating_gpus(placement.get("tolerations", []))
     volumes: list[dict[str, Any]] = [
-        {"name": "cache", "persistentVolumeClaim": {"claimName": claim}},
+        {"name": "cache", "persistentVolumeClaim": {"claimName": cache.claim}},
         {"name": "tmp", "emptyDir": {}},
     ]
     mounts: list[dict[str, Any]] = [
@@ -155,6 +167,7 @@ def _pod(uri: str, claim: str, launch: Launch, pull_policy: str | None, kept: It
     arguments = [source, f"{_CACHE_MOUNT}/{folder}", f"--progress-port={HTTP_PORT}", "--prune"]
     return {
         **placement,
+        **({"serviceAccountName": cache.service_account_name} if cache.service_account_name else {}),
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -171,7 +184,8 @@ def _pod(uri: str, claim: str, launch: Launch, pull_policy: str | None, kept: It
                 "image": launch.image,
                 "command": ["mini-infer", "fetch"],
                 "args": arguments + [f"--keep={other}" for other in kept if other != name],
-                "env": [{"name": "HOME", "value": "/tmp"}, {"name": "PYTHONUNBUFFERED", "value": "1"}],
+                "env": ours + theirs,
+                **({"envFrom": access["envFrom"]} if "envFrom" in access else {}),
                 "ports": [{"name": "progress", "containerPort": HTTP_PORT}],
                 "volumeMounts": mounts,
                 "resources": {"requests": {"cpu": "500m", "memory": "256Mi"}},

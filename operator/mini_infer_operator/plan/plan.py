@@ -63,6 +63,8 @@ def make_plan(service: InferenceService, observed: Observed, now: datetime, cana
     """
     current, times = service_revision(service, observed.default_image), times_of(service)
     target = canary.target(current) if canary is not None else current
+    if _waits_for_copy(observed, target):
+        return _until_copied(service, observed, target, times)
     parts = [_part(service, name, roles, observed, target, now) for name, roles in _PARTS.items()]
     states = {part.name: _with_canary(part.state(times.deadline, now), canary, target) for part in parts}
     stable = canary.stable if canary is not None and canary.is_running else None
@@ -105,6 +107,29 @@ def _with_canary(state: RoleState, canary: CanaryState | None, target: str) -> R
     unavailable = min(state.limits.unavailable, max(0, state.desired - 1))  # one old engine to compare with
     limits = Limits(state.limits.surge, unavailable)
     return replace(state, seen=seen, limits=limits, most_new=engines_of(canary, state.desired))
+
+
+def _waits_for_copy(observed: Observed, current: str) -> bool:
+    """True if the model is still to be copied onto its volume, and the current revision has no engine.
+
+    An engine that exists has begun with a complete copy, which a Job that is made again only checks.
+    """
+    started = sum(workload.replicas for workload in observed.workloads if workload.revision == current)
+    return observed.model_cache is not None and observed.model_cache.state != "Ready" and not started
+
+
+def _until_copied(service: InferenceService, observed: Observed, current: str, times: RolloutTimes) -> Plan:
+    """Returns the plan until the model is copied: engines of other revisions stay, and none of the current one is
+    started, which would wait in its pod and occupy GPUs.
+    """
+    others = [Workload(w.role, w.revision, w.replicas, None) for w in observed.workloads if w.revision != current]
+    launches = [(role, launch_of(service, role, observed.default_image)) for role in service.roles]
+    return Plan(
+        [*others, *(Workload(role, current, 0, launch) for role, launch in launches)],
+        times,
+        look_again_s=observed.look_again_s,
+        target=current,
+    )
 
 
 _PARTS = {"prefill": ("prefill",), "answering": ANSWERING_ROLES}

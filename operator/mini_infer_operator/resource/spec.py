@@ -47,10 +47,12 @@ MODEL_URI_PATTERN = (
     r"^(demo|file:///.+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?"
     r"|hf://[A-Za-z0-9][-\w.]*/[A-Za-z0-9][-\w.]*(@[-\w./]+)?"
     rf"|oci://{_IMAGE}(#[^/#][^#]*)?"
-    r"|https?://[^\s/?#]+(/[^\s?#]*)?)$"
+    r"|https?://[^\s/?#]+(/[^\s?#]*)?|(s3|gs)://[a-z0-9][-a-z0-9._]{1,220}[a-z0-9](/[^\s?#]*)?)$"
 )
 MODEL_NAME_PATTERN = r"^[A-Za-z0-9]([-\w.:/]*[A-Za-z0-9])?$"
 LEAST_KV_CACHE = "1Mi"
+_COPIED = ("http://", "https://", "s3://", "gs://")
+"""Schemes of models that engines do not read themselves."""
 
 _BY_NAME = keyed_by("name")
 _BY_MOUNT_PATH = keyed_by("mount_path")
@@ -72,6 +74,18 @@ class ModelCache(ApiModel):
     """A PersistentVolumeClaim of the service's namespace; ReadWriteMany if engines run on several nodes. Models are in
     folders of their own under `mini-infer/`.
     """
+    env: Annotated[list[EnvironmentVariable], _BY_NAME[0]] | None = Field(
+        default=None, max_length=32, json_schema_extra=_BY_NAME[1]
+    )
+    """Variables of the copying container, such as AWS_ENDPOINT_URL, AWS_REGION and HTTPS_PROXY; changing them restarts
+    no engine.
+    """
+    env_from: list[EnvironmentFrom] | None = Field(default=None, max_length=8)
+    """ConfigMaps and Secrets of which every key becomes a variable of the copying container, such as a Secret with
+    AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or with GOOGLE_SERVICE_ACCOUNT_KEY.
+    """
+    service_account_name: ObjectName | None = None
+    """The ServiceAccount of the copying pod, for clouds that give it an identity; its token is not mounted."""
 
 
 class ModelSpec(ApiModel):
@@ -82,7 +96,8 @@ class ModelSpec(ApiModel):
             f"self.uri.matches(r'{MODEL_URI_PATTERN}') && !self.uri.contains('/../') && !self.uri.endsWith('/..') && "
             "!self.uri.contains('#../') && !self.uri.endsWith('#..')",
             "uri must be demo, file:///absolute/path, pvc://claim/path or hf://organisation/name[@revision], or "
-            "oci://registry/image:tag[#folder], or http(s)://host/path with cache, without '..'",
+            "oci://registry/image:tag[#folder], or with cache http(s)://host/path, s3://bucket/path or "
+            "gs://bucket/path, without '..'",
             lambda m: (
                 re.match(MODEL_URI_PATTERN, m.uri, re.ASCII) is not None
                 and not any(part in m.uri for part in ("/../", "#../"))
@@ -101,14 +116,14 @@ class ModelSpec(ApiModel):
             lambda m: m.token_secret is None or m.uri.startswith("hf://"),
         ),
         Rule(
-            "has(self.cache) || !self.uri.matches('^https?://')",
-            "http:// and https:// models are copied onto a volume first: write cache: {claim: NAME}",
-            lambda m: m.cache is not None or not m.uri.startswith(("http://", "https://")),
+            "has(self.cache) || !self.uri.matches('^(https?|s3|gs)://')",
+            "http://, https://, s3:// and gs:// models are copied onto a volume first: write cache: {claim: NAME}",
+            lambda m: m.cache is not None or not m.uri.startswith(_COPIED),
         ),
         Rule(
-            "!has(self.cache) || self.uri.matches('^(https?|pvc)://')",
-            "cache is filled from http://, https:// and pvc:// models: leave it out, or write such a uri",
-            lambda m: m.cache is None or m.uri.startswith(("http://", "https://", "pvc://")),
+            "!has(self.cache) || self.uri.matches('^(https?|s3|gs|pvc)://')",
+            "cache is filled from http://, https://, s3://, gs:// and pvc:// models: leave it out, or write such a uri",
+            lambda m: m.cache is None or m.uri.startswith((*_COPIED, "pvc://")),
         ),
         Rule(
             "!has(self.cache) || (self.uri != 'pvc://' + self.cache.claim && "
@@ -121,15 +136,17 @@ class ModelSpec(ApiModel):
     """The location of the weights: `demo` (ships with the engine), `file:///path` (a folder where the engine runs: in
     its image, on a volume of the template, or on this machine with `mini-infer up`), `pvc://claim/path` (mounted
     read-only), `hf://organisation/name[@revision]`, `oci://registry/image:tag[#folder]` (an image volume: pulled once
-    by each node, mounted read-only; Kubernetes 1.33 or newer with the feature ImageVolume) or `http(s)://host/path`
-    (with `cache`).
+    by each node, mounted read-only; Kubernetes 1.33 or newer with the feature ImageVolume) or, with `cache`,
+    `http(s)://host/path`, `s3://bucket/path` or `gs://bucket/path`.
     """
     name: str | None = Field(default=None, min_length=1, max_length=128)
     """The name that clients write as `model`; metadata.name if left out."""
     token_secret: SecretKey | None = None
     """The Secret key with the token for a gated hf:// model."""
     cache: ModelCache | None = None
-    """The volume onto which an http(s):// or pvc:// model is copied once, by a Job, before engines start."""
+    """The volume onto which an http(s)://, s3://, gs:// or pvc:// model is copied once, by a Job, before engines
+    start.
+    """
 
 
 def _is_extended(resource: str) -> bool:

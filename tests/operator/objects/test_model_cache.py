@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mini_infer_operator.launch import cached_folder, launch_of
+from mini_infer_operator.launch import cached_folder, launch_of, service_revision
 from mini_infer_operator.objects.model_cache import (
     model_cache_failure,
     model_cache_job,
@@ -13,6 +13,7 @@ from mini_infer_operator.objects.model_cache import (
     models_in_use,
 )
 from mini_infer_operator.parse import parse_service
+from mini_infer_operator.pod_security import PodSecurity
 from mini_infer_operator.resource import InferenceService
 from tests.support.services import changed
 
@@ -20,8 +21,10 @@ URI = "https://models.example.org/qwen3/8b"
 FOLDER = cached_folder(URI)
 
 
-def service_of(uri: str = URI, claim: str | None = "weights", **unified: Any) -> InferenceService:
-    model = {"uri": uri, "cache": None if claim is None else {"claim": claim}}
+def service_of(
+    uri: str = URI, claim: str | None = "weights", cache: dict[str, Any] | None = None, **unified: Any
+) -> InferenceService:
+    model = {"uri": uri, "cache": None if claim is None else {"claim": claim, **(cache or {})}}
     return parse_service(changed({"metadata": {"uid": "u"}, "spec": {"model": model, "unified": unified}}))
 
 
@@ -42,6 +45,39 @@ def test_the_job_copies_the_uri_into_its_folder_when_a_cache_is_asked_for() -> N
     assert job["metadata"]["ownerReferences"][0]["uid"] == "u"
     labels = job["spec"]["template"]["metadata"]["labels"]
     assert "serving.mini-infer.io/service" not in labels, "its pods would count as engines"
+
+
+def test_the_copy_has_the_variables_and_the_identity_that_the_cache_gives() -> None:
+    plain = service_of("s3://models/qwen3/8b")
+    access = {
+        "env": [{"name": "AWS_REGION", "value": "eu-west-1"}, {"name": "HOME", "value": "/elsewhere"}],
+        "envFrom": [{"secretRef": {"name": "hub-token"}}],
+        "serviceAccountName": "reader",
+    }
+    service = service_of("s3://models/qwen3/8b", cache=access)
+    pod = job_of(service)["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["args"][0] == "s3://models/qwen3/8b"
+    assert container["env"] == [{"name": "PYTHONUNBUFFERED", "value": "1"}, *access["env"]]
+    assert container["envFrom"] == access["envFrom"]
+    assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("reader", False)
+    assert "serviceAccountName" not in job_of(plain)["spec"]["template"]["spec"]
+    # Credentials are no part of engines: a new key is another Job, and restarts none.
+    assert service_revision(service, "engine:1") == service_revision(plain, "engine:1")
+    assert model_cache_job_name(service) != model_cache_job_name(plain)
+
+
+def test_the_credentials_of_a_copy_are_limited_as_those_of_engines_are() -> None:
+    service = service_of(
+        "s3://models/x", cache={"envFrom": [{"secretRef": {"name": "db"}}], "serviceAccountName": "root"}
+    )
+    failure = PodSecurity().failure(service, ())
+    assert failure is not None
+    assert "spec.model.cache.envFrom" in failure.message
+    assert "--allow-secrets=db" in failure.message
+    assert "--allow-service-accounts=root" in failure.message
+    assert PodSecurity().failure(service, (), copies=False) is None
+    assert PodSecurity(secrets=("db",), service_accounts=("root",)).failure(service, ("unified",)) is None
 
 
 def test_the_source_is_mounted_read_only_when_it_is_another_claim() -> None:

@@ -14,7 +14,7 @@ from mini_infer_operator.parse import parse_service
 from mini_infer_operator.plan.limits import limits_of
 from mini_infer_operator.plan.plan import make_plan
 from mini_infer_operator.plan.rollout import Limits
-from mini_infer_operator.resource import RESERVED_ENGINE_FLAGS, EngineSpec, Rollout
+from mini_infer_operator.resource import RESERVED_ENGINE_FLAGS, EngineSpec, ModelCacheStatus, Rollout
 from tests.support.services import changed
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -222,3 +222,31 @@ def test_a_plan_says_when_time_alone_changes_it() -> None:
 )
 def test_rollout_limits_by_spec(rollout: Rollout | None, expected: Limits) -> None:
     assert limits_of(rollout, 5, None, NOW) == expected
+
+
+CACHED = {"uri": "s3://models/qwen3", "cache": {"claim": "weights"}}
+
+
+@pytest.mark.parametrize("state", ["Waiting", "Copying", "Failed"])
+def test_no_engine_is_started_and_none_stopped_when_the_model_is_still_copied(state: str) -> None:
+    service = parse_service(changed({"spec": {"model": CACHED, "unified": {"replicas": 3}}}))
+    current = service_revision(service, "engine:1")
+    cache = ModelCacheStatus.model_validate({"claim": "weights", "state": state})
+    old = ObservedWorkload("unified", "old", 2, 2, 2)
+    observed = Observed([old], default_image="engine:1", model_cache=cache, look_again_s=10.0)
+    plan = make_plan(service, observed, NOW)
+    found = {(w.revision, w.replicas, w.launch is None) for w in plan.workloads}
+    assert found == {("old", 2, True), (current, 0, False)}
+    assert (plan.draining, plan.overdue, plan.look_again_s) == (frozenset(), False, 10.0)
+    held = replace(observed, workloads=[old, ObservedWorkload("unified", current, 0, 0, 0)])
+    assert make_plan(service, held, NOW).workloads == plan.workloads
+    ready = replace(held, model_cache=ModelCacheStatus(claim="weights", state="Ready"))
+    assert {w.revision: w.replicas for w in make_plan(service, ready, NOW).workloads}[current] > 0
+
+
+def test_running_engines_are_scaled_when_their_job_is_made_again() -> None:
+    service = parse_service(changed({"spec": {"model": CACHED, "unified": {"replicas": 3}}}))
+    current = service_revision(service, "engine:1")
+    cache = ModelCacheStatus(claim="weights", state="Waiting")
+    observed = Observed([ObservedWorkload("unified", current, 1, 1, 1)], default_image="engine:1", model_cache=cache)
+    assert [(w.revision, w.replicas) for w in make_plan(service, observed, NOW).workloads] == [(current, 3)]

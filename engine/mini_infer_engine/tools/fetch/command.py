@@ -20,6 +20,7 @@ _DESCRIPTION = """\
 Copy a model into a folder, such as a volume that all engines share, once.
 
   mini-infer fetch https://models.example.org/qwen3-8b /models/qwen3-8b
+  mini-infer fetch s3://models/qwen3-8b /models/qwen3-8b
   mini-infer fetch /mnt/nfs/qwen3-8b /models/qwen3-8b
   mini-infer fetch --verify /models/qwen3-8b
 
@@ -34,7 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mini-infer fetch", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("source", nargs="?", metavar="SOURCE", help="folder, or http(s):// address of one")
+    parser.add_argument("source", nargs="?", metavar="SOURCE", help="folder, or its http(s)://, s3:// or gs:// address")
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder to fill")
     parser.add_argument("--verify", action="store_true", help="hash the files of FOLDER and compare; copy nothing")
     parser.add_argument(

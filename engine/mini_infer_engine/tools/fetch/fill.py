@@ -22,7 +22,7 @@ from mini_infer_engine.tools.fetch.manifest import (
     hash_of,
     read_manifest,
 )
-from mini_infer_engine.tools.fetch.sources import Source, SourceFile
+from mini_infer_engine.tools.fetch.source_files import Source, SourceFile
 
 _LOCK_NAME = ".mini-infer-lock"
 _PARTIAL = ".partial"

@@ -1,11 +1,13 @@
-"""Lists and reads the files of a model at its source: a folder, or a web server. One class for each kind of source."""
+"""Lists and reads the files of a model at its source: a folder, or a web server. One class for each kind of source.
+
+Buckets are in object_store.py.
+"""
 
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,19 +16,23 @@ from urllib.parse import quote, urlsplit
 from mini_infer_engine.tools.fetch.manifest import (
     MANIFEST_NAME,
     FetchError,
-    FileRecord,
     checked_name,
     chunks_of,
     parse_manifest,
     read_manifest,
 )
+from mini_infer_engine.tools.fetch.object_store import ObjectStoreSource
+from mini_infer_engine.tools.fetch.source_files import (
+    MODEL_SUFFIXES,
+    MOST_INDEX_BYTES,
+    Source,
+    SourceFile,
+    recorded,
+)
 
 _TIMEOUT_S = 60.0
 """Seconds without a byte after which a server counts as gone."""
 _CHUNK_BYTES = 8 << 20
-_MOST_INDEX_BYTES = 64 << 20
-_SUFFIXES = (".json", ".jinja", ".safetensors", ".gguf", ".model", ".txt", ".tiktoken", ".py")
-"""Files of a folder that belong to a model; others, such as .bin and .pth beside safetensors, stay behind."""
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _SMALL_FILES = (
@@ -45,27 +51,6 @@ _SMALL_FILES = (
 """Files for which a server without a manifest is asked; only config.json must be there."""
 
 
-@dataclass(frozen=True, slots=True)
-class SourceFile:
-    """A file at the source."""
-
-    name: str
-    size: int | None
-    """Bytes; None if the server does not say."""
-    sha256: str | None = None
-    """The hash that the source's manifest states; None if it has none."""
-
-
-class Source(Protocol):
-    """The place that a model comes from."""
-
-    def files(self) -> list[SourceFile]:
-        """Returns the files of the model. Raises FetchError if it is not there or not complete."""
-
-    def chunks(self, name: str) -> Iterator[bytes]:
-        """Yields the contents of a file. Raises FetchError if they cannot be read to their end."""
-
-
 def source_of(uri: str) -> Source:
     """Returns the source that a URI names. Raises FetchError, with what to do, for those that cannot be read here."""
     scheme = urlsplit(uri).scheme
@@ -73,14 +58,14 @@ def source_of(uri: str) -> Source:
         return WebSource(uri)
     if scheme == "file" or not scheme:
         return FolderSource(Path(uri.removeprefix("file://")).expanduser())
+    if scheme in ("s3", "gs"):
+        return ObjectStoreSource(uri)
     remedies = {
-        "s3": "copy it with `aws s3 sync` or mount the bucket with a CSI driver, and name the folder",
-        "gs": "copy it with `gcloud storage rsync` or mount the bucket with a CSI driver, and name the folder",
         "hf": "engines download hf:// models themselves; to copy one, `hf download` it and name the folder",
         "oci": "write it in spec.model.uri: nodes pull and mount images themselves",
         "pvc": "mount the claim, and name its folder",
     }
-    remedy = remedies.get(scheme, "name a folder, or an http:// or https:// address")
+    remedy = remedies.get(scheme, "name a folder, or an http://, https://, s3:// or gs:// address")
     raise FetchError(f"{uri}: {scheme}:// is not read by mini-infer fetch: {remedy}")
 
 
@@ -95,11 +80,11 @@ class FolderSource:
         if not self._folder.is_dir():
             raise FetchError(f"{self._folder}: there is no such folder")
         if (manifest := read_manifest(self._folder)) is not None:
-            return _recorded(manifest.files)
+            return recorded(manifest.files)
         found = [
             SourceFile(checked_name(file.relative_to(self._folder).as_posix(), str(self._folder)), file.stat().st_size)
             for file in sorted(self._folder.rglob("*"))
-            if file.is_file() and file.suffix in _SUFFIXES and not _is_hidden(file.relative_to(self._folder))
+            if file.is_file() and file.suffix in MODEL_SUFFIXES and not _is_hidden(file.relative_to(self._folder))
         ]
         if not any(file.name.endswith((".safetensors", ".gguf")) for file in found):
             raise FetchError(f"{self._folder} has no .safetensors and no .gguf file: name the folder of a model")
@@ -124,7 +109,7 @@ class WebSource:
         of tokenizer and templates.
         """
         if (text := self._text(MANIFEST_NAME)) is not None:
-            return _recorded(parse_manifest(text, f"{self._url}/{MANIFEST_NAME}").files)
+            return recorded(parse_manifest(text, f"{self._url}/{MANIFEST_NAME}").files)
         small = {name: size for name in _SMALL_FILES if (size := self._size(name)) is not None}
         if "config.json" not in small:
             raise FetchError(f"{self._url}/config.json is not there: name the address of a model's folder")
@@ -177,9 +162,9 @@ class WebSource:
         with self._opened("GET", name) as answer:
             if answer is None:
                 return None
-            text = answer.read(_MOST_INDEX_BYTES + 1)
-        if len(text) > _MOST_INDEX_BYTES:
-            raise FetchError(f"{self._url}/{name} is larger than {_MOST_INDEX_BYTES:,} bytes")
+            text = answer.read(MOST_INDEX_BYTES + 1)
+        if len(text) > MOST_INDEX_BYTES:
+            raise FetchError(f"{self._url}/{name} is larger than {MOST_INDEX_BYTES:,} bytes")
         try:
             return str(text, "utf-8")
         except UnicodeDecodeError:
@@ -206,10 +191,6 @@ class _Answer(Protocol):
     headers: Any
 
     def read(self, count: int) -> bytes: ...
-
-
-def _recorded(files: Mapping[str, FileRecord]) -> list[SourceFile]:
-    return [SourceFile(name, record.size, record.sha256) for name, record in files.items()]
 
 
 def _known(size: int) -> int | None:

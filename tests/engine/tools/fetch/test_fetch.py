@@ -16,7 +16,8 @@ from mini_infer_engine.tools.fetch.command import main, printing
 from mini_infer_engine.tools.fetch.fill import fill
 from mini_infer_engine.tools.fetch.manifest import MANIFEST_NAME, FetchError, parse_manifest, read_manifest
 from mini_infer_engine.tools.fetch.progress_server import ProgressServer
-from mini_infer_engine.tools.fetch.sources import FolderSource, SourceFile, source_of
+from mini_infer_engine.tools.fetch.source_files import SourceFile
+from mini_infer_engine.tools.fetch.sources import FolderSource, source_of
 from mini_infer_engine.tools.fetch.wait import wait_until_complete
 
 FILES = {
@@ -215,8 +216,7 @@ def test_the_missing_file_is_named_when_a_server_lacks_one(
 @pytest.mark.parametrize(
     ("uri", "remedy"),
     [
-        ("s3://bucket/model", "aws s3 sync"),
-        ("gs://bucket/model", "gcloud storage"),
+        ("az://bucket/model", "s3:// or gs:// address"),
         ("hf://a/b", "hf download"),
         ("oci://a/b:1", "spec.model.uri"),
         ("ftp://host/x", "http"),
