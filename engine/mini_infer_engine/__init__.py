@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mini_infer_engine.version import __version__
+
 if TYPE_CHECKING:
     from mini_infer_engine.offline.async_engine import EngineDeadError
     from mini_infer_engine.offline.async_llm import AsyncLLM, AsyncLLMEngine
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     from mini_infer_engine.offline.prompts import TextPrompt, TokensPrompt
     from mini_infer_engine.offline.sampling_params import RequestOutputKind, SamplingParams
     from mini_infer_engine.structured.params import StructuredOutputsParams
-
-__version__ = "0.1.0"
 
 __all__ = [
     "LLM",

@@ -5,11 +5,11 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mini_infer_engine import __version__
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core_process.weights_identity import weights_identity
 from mini_infer_engine.kv_disk.disk_folder import DiskFolder
 from mini_infer_engine.kv_disk.disk_store import DiskStore
+from mini_infer_engine.version import __version__
 
 if TYPE_CHECKING:
     from mini_infer_engine.runtime.memory.host_tier import HostTier
