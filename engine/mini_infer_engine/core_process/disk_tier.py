@@ -3,21 +3,18 @@
 import hashlib
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mini_infer_engine.config.options.settings import EngineSettings
+from mini_infer_engine.core.kv_tiers.tier_memory import HostMemory
 from mini_infer_engine.core_process.weights_identity import weights_identity
 from mini_infer_engine.kv_disk.disk_folder import DiskFolder
 from mini_infer_engine.kv_disk.disk_store import DiskStore
 from mini_infer_engine.version import __version__
 
-if TYPE_CHECKING:
-    from mini_infer_engine.runtime.memory.host_tier import HostTier
-
 log = logging.getLogger(__name__)
 
 
-def open_disk(settings: EngineSettings, host: "HostTier | None", page_tokens: int, device: str) -> DiskStore | None:
+def open_disk(settings: EngineSettings, host: HostMemory | None, page_tokens: int, device: str) -> DiskStore | None:
     """Returns the tier on the disk, and lets the digests of both tiers depend on the identity of its blocks; None if
     there is to be none.
 

@@ -55,6 +55,9 @@ class HostMemory(Protocol):
     def wait(self, timeout_s: float) -> None:
         """Waits until `take` has something to return, at most so long. Returns at once if nothing is being copied."""
 
+    def page_memory(self, page: int) -> memoryview:
+        """Returns the bytes of a page, for files."""
+
 
 @dataclass(frozen=True, slots=True)
 class DiskMoved:

@@ -18,6 +18,7 @@ from mini_infer_engine.tools.fetch.source_files import MODEL_SUFFIXES, MOST_INDE
 from mini_infer_process.extras import install_hint
 
 if TYPE_CHECKING:
+    from obstore import GetOptions
     from obstore.store import ObjectStore
 
 PART_BYTES = 16 << 20
@@ -112,7 +113,7 @@ class ObjectStoreSource:
     def _part(self, name: str, start: int, end: int) -> bytes:
         """Returns a range of an object, if it is still the one that was listed."""
         key = f"{self._prefix}/{name}" if self._prefix else name
-        options: dict[str, Any] = {"range": (start, end)}
+        options: GetOptions = {"range": (start, end)}
         if (tag := self._tags.get(name)) is not None:
             options["if_match"] = tag
         with self._errors(f"{self._uri}/{name}"):
