@@ -50,7 +50,7 @@ def main() -> int:
     results: dict[str, Any] = {"model": options.model}
     with tempfile.TemporaryDirectory(dir=options.root) as root:
         folder = options.folder or Path(root)
-        if not (folder / "model.safetensors.index.json").is_file():
+        if not any(folder.glob("*.safetensors")):
             folder = _written(options.model, folder)
         size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         print(f"{folder}: {size / 1e9:.1f} GB", flush=True)
@@ -101,13 +101,14 @@ class Server:
         """Starts it, and ends it with the block."""
         command = [sys.executable, "-m", "mini_infer_engine.server.cli", str(self.folder), f"--port={self.port}"]
         command += ["--skip-tokenizer-init", "--served-model-name=model", "--no-access-log", *self.flags]
-        self.begin_s = time.monotonic()
-        process = subprocess.Popen(command)
-        try:
-            yield self
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.wait(30)
+        with tempfile.TemporaryDirectory() as caches:  # calibrated weights of another engine are not on this node
+            self.begin_s = time.monotonic()
+            process = subprocess.Popen(command, env=os.environ | {"XDG_CACHE_HOME": caches})
+            try:
+                yield self
+            finally:
+                process.send_signal(signal.SIGINT)
+                process.wait(30)
 
     def times(self) -> dict[str, Any]:
         """Waits for the first token; returns seconds since exec, and those of the engine's own stages."""

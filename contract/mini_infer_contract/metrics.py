@@ -45,7 +45,7 @@ ENGINE_DEVICE_MEMORY = "mini_infer_engine_device_memory_bytes"
 workspace, and on a GPU graphs.
 """
 ENGINE_START = "mini_infer_engine_start_seconds"
-"""Gauge: seconds of each `stage` of the start: imports, device, weights, memory plan, graphs."""
+"""Gauge: seconds of each `stage` of the start: imports, HTTP process, device, weights, ..."""
 ENGINE_WEIGHTS_LOADED_BYTES = "mini_infer_engine_weights_loaded_bytes"
 """Gauge: bytes of the first rank's weights, by their `source`: peer, files or dummy."""
 ENGINE_WEIGHTS_LOAD_SECONDS = "mini_infer_engine_weights_load_seconds"

@@ -22,6 +22,7 @@ from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.runtime.cpu.executor import TorchExecutor
 from mini_infer_engine.runtime.executor import PassHandle
 from mini_infer_engine.runtime.model_runner import ModelRunner, make_runner
+from mini_infer_engine.weight_transfer.exchange import NO_EXCHANGE, WeightExchange
 
 Result = TypeVar("Result")
 
@@ -175,7 +176,14 @@ class StagesInTurn:
 class ThreadGroup:
     """Runners of all ranks, and what is done by all of them at once."""
 
-    def __init__(self, directory: Path, size: int, num_stages: int = 1, **settings: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        size: int,
+        num_stages: int = 1,
+        weights: WeightExchange = NO_EXCHANGE,
+        **settings: Any,
+    ) -> None:
         """`size`: ranks of each stage."""
         self._size, self._table = size * num_stages, Table(size * num_stages)
         self._tables = [Table(size) for _ in range(num_stages)] if num_stages > 1 else [self._table]
@@ -190,7 +198,7 @@ class ThreadGroup:
             stage, place = divmod(rank, size)
             link = links[place][stage] if num_stages > 1 else NO_LINK
             group = ThreadRank(place, self._tables[stage], self._table, link)
-            return make_runner(engine_settings, config, directory, TorchExecutor, group)
+            return make_runner(engine_settings, config, directory, TorchExecutor, group, weights=weights)
 
         self.runners = self._all(make)
 

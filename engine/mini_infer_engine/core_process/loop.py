@@ -223,7 +223,18 @@ def serve(config: CoreConfig, folder: Path) -> None:
     router = context.socket(zmq.ROUTER)
     zmq_limits.LOCAL.apply(router)
     router.bind(config.address)
+    prefetch = None
+    import_error: Exception | None = None
+    if config.dry_run is None:
+        # Before the Hello, which comes when the HTTP process has imported its own packages and read the tokenizer.
+        prefetch = begin_prefetch(config.settings, config.weights.peers)
+        try:
+            import_permanently("mini_infer_engine.runtime.model_runner")
+        except Exception as error:
+            import_error = error
+    imported_s = time.monotonic() - begin_s
     api_server, _ = router.recv_multipart()  # its Hello
+    waited_s = time.monotonic() - begin_s - imported_s
     has_ranks = num_ranks(config.settings) > 1 and config.dry_run is None
     if not has_ranks:  # else its ranks have files there too, until they are connected
         shutil.rmtree(folder, ignore_errors=True)  # they are connected: nothing is left behind, however they end
@@ -232,10 +243,8 @@ def serve(config: CoreConfig, folder: Path) -> None:
         publisher = _publisher(context, config, partial(_publish, router, api_server))
         moves_kv = config.transfer.port > 0
         weights = begin_identity(config.settings, config.dry_run) if moves_kv else None
-        prefetch = None
-        if config.dry_run is None:
-            prefetch = begin_prefetch(config.settings, has_peers=bool(config.weights.peers))
-            import_permanently("torch")
+        if import_error is not None:
+            raise import_error
         watched = _watched(config, folder) if has_ranks else None
         built = build_engine(
             config.settings, config.dry_run, watched=watched, moves_kv=moves_kv, weights=config.weights
@@ -270,8 +279,9 @@ def serve(config: CoreConfig, folder: Path) -> None:
         model = msgspec.structs.replace(built.model, kv_transport=kv_transport)
         if model.start_seconds:
             started_s = time.monotonic() - begin_s
-            rest_s = round(max(0.0, started_s - sum(model.start_seconds.values())), 4)
-            model = msgspec.structs.replace(model, start_seconds={"imports": rest_s, **model.start_seconds})
+            rest_s = round(max(0.0, started_s - waited_s - sum(model.start_seconds.values())), 4)
+            before = {"imports": rest_s, "HTTP process": round(waited_s, 4)}
+            model = msgspec.structs.replace(model, start_seconds=before | model.start_seconds)
             logger.info("start: %s", ", ".join(f"{name} {took:.2f} s" for name, took in model.start_seconds.items()))
         send(router, api_server, messages.Ready(model))
         role = config.transfer.role

@@ -39,7 +39,8 @@ from mini_infer_engine.kv_transfer.transfer_port import TransferPort
 from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.server.admin_socket import admin_socket
 from mini_infer_engine.server.vllm_flags import split_flags, vllm_flags
-from mini_infer_engine.weight_transfer.exchange import WeightExchange, split_address
+from mini_infer_engine.weight_transfer.addresses import split_address
+from mini_infer_engine.weight_transfer.exchange import WeightExchange
 from mini_infer_process.heap import map_large_blocks
 from mini_infer_process.interpreter import import_permanently
 from mini_infer_process.listening import bound_socket, is_loopback, usable_host

@@ -8,7 +8,6 @@ import hashlib
 import logging
 import os
 import queue
-import random
 import socket
 import struct
 import threading
@@ -26,11 +25,12 @@ from torch import Tensor
 from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_engine.models.weights.progress import LoadProgress
 from mini_infer_engine.weight_transfer import messages
+from mini_infer_engine.weight_transfer.addresses import resolved_peers, zmq_address
 from mini_infer_engine.weight_transfer.decisions import transfer_fault
-from mini_infer_engine.weight_transfer.exchange import PORTS_PER_RANK, split_address, zmq_address
+from mini_infer_engine.weight_transfer.exchange import PORTS_PER_RANK
 from mini_infer_engine.weight_transfer.messages import Digests, DigestsRequested, Done, Hello, Offer, Refused
 from mini_infer_engine.weight_transfer.model_tensors import ModelTensors
-from mini_infer_engine.weight_transfer.pieces import PIECE_BYTES, Piece, manifest_fault, pieces_of
+from mini_infer_engine.weight_transfer.pieces import PIECE_BYTES, Piece, pieces_of
 from mini_infer_process import zmq_limits
 from mini_infer_process.curve import secure_client
 
@@ -47,6 +47,8 @@ _CHECK_S = 0.05
 """Seconds between two checks of a transfer's progress."""
 _MOST_CONNECTIONS = 8
 _INDEX = struct.Struct("!I")
+_CHUNK_BYTES = 1 << 20
+"""Bytes that are received and hashed in turn, while the kernel buffers those that follow."""
 _AHEAD = 2
 """Pieces that a connection has requested: the peer prepares one while another is received."""
 
@@ -76,16 +78,13 @@ class PeerOffer:
 
 
 @contextmanager
-def find_peer(
-    addresses: Sequence[str], rank: int, identity: str, specs: list[messages.TensorSpec], secret: PeerSecret | None
-) -> Iterator[PeerOffer]:
-    """Greets the ranks of all peers at once, and yields the first offer of this model's tensors. Its ticket ends with
-    the block.
+def find_peer(addresses: Sequence[str], rank: int, identity: str, secret: PeerSecret | None) -> Iterator[PeerOffer]:
+    """Greets the ranks of all peers at once, and yields the first offer. Its ticket ends with the block.
 
     Raises:
         PeerError: nobody offers them.
     """
-    reachable = _resolved(addresses)
+    reachable = resolved_peers(addresses, MAX_PEERS)
     if not reachable:
         raise PeerError("no peer has an address")
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -103,7 +102,7 @@ def find_peer(
             dealer.send(messages.encode(Hello(messages.VERSION, identity)), zmq.NOBLOCK)
             sockets[dealer] = host, port
             poller.register(dealer, zmq.POLLIN)
-        found = _first_offer(poller, sockets, specs)
+        found = _first_offer(poller, sockets)
         try:
             yield found
         finally:
@@ -112,10 +111,8 @@ def find_peer(
         context.destroy(linger=500)
 
 
-def _first_offer(
-    poller: zmq.Poller, sockets: dict["zmq.Socket[bytes]", tuple[str, int]], specs: list[messages.TensorSpec]
-) -> PeerOffer:
-    """Returns the first valid offer; peers that offer the weights later get their tickets back at once."""
+def _first_offer(poller: zmq.Poller, sockets: dict["zmq.Socket[bytes]", tuple[str, int]]) -> PeerOffer:
+    """Returns the first offer; tickets of peers that answer at the same time end at once."""
     reasons: list[str] = []
     found: PeerOffer | None = None
     deadline_s = time.monotonic() + HELLO_S
@@ -133,9 +130,6 @@ def _first_offer(
             if not isinstance(reply, Offer):
                 reasons.append(f"{host}: {reply.code if isinstance(reply, Refused) else 'no offer'}")
             elif found is not None:
-                _end(dealer, reply.ticket)
-            elif fault := manifest_fault(specs, reply.tensors):
-                reasons.append(f"{host}: its manifest has {fault}")
                 _end(dealer, reply.ticket)
             else:
                 found = PeerOffer(host, port, dealer, reply)
@@ -167,8 +161,8 @@ def fetch(tensors: ModelTensors, peer: PeerOffer, file_bytes_per_s: float | None
                 _watch(
                     [pool.submit(each.run, left) for each in receivers], counted, tensors.num_bytes, file_bytes_per_s
                 )
-            except PeerError:
-                _shut(connections)
+            except BaseException:
+                _shut(connections)  # or the pool would wait for its threads
                 raise
     if tensors.device.type == "cuda":
         torch.cuda.synchronize(tensors.device)
@@ -250,7 +244,7 @@ class _Receiver:
         view = target.numpy().data
         digest, received = hashlib.sha256(), 0
         while received < len(view):
-            size = self._connection.recv_into(view[received:])
+            size = self._connection.recv_into(view[received : received + _CHUNK_BYTES], 0, socket.MSG_WAITALL)
             if not size:
                 raise EOFError("it was closed")
             digest.update(view[received : received + size])
@@ -343,19 +337,3 @@ def _decoded(payload: bytes) -> messages.Reply:
         return reply
     except msgspec.MsgspecError as error:
         raise PeerError(f"its answer cannot be read ({error})") from None
-
-
-def _resolved(addresses: Sequence[str]) -> list[tuple[str, int]]:
-    """Returns the hosts and ports of all engines that the names resolve to, at most `MAX_PEERS`, in random order."""
-    found: set[tuple[str, int]] = set()
-    for address in addresses:
-        host, port = split_address(address)
-        try:
-            entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            log.info("weights: %s has no address (%s)", host, error)
-            continue
-        found.update((str(entry[4][0]), port) for entry in entries)
-    chosen = list(found)
-    random.shuffle(chosen)
-    return chosen[:MAX_PEERS]

@@ -5,7 +5,6 @@ from typing import Literal, Protocol
 import msgspec
 
 from mini_infer_contract.peer_auth import PeerSecret
-from mini_infer_process.listening import tcp_address
 
 WeightSource = Literal["peers", "files", "auto"]
 PORTS_PER_RANK = 2
@@ -73,17 +72,3 @@ class ServedWeights(Protocol):
 
     def close(self) -> None:
         """Ends the server and all connections."""
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Returns host and port of `host:port`, `tcp://host:port` or `[v6]:port`. Raises ValueError if it is none."""
-    host, colon, port = address.removeprefix("tcp://").rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65_536:
-        raise ValueError(f"weights-peers: {address!r} is no address: write HOST:PORT")
-    return host, int(port)
-
-
-def zmq_address(host: str, port: int) -> str:
-    """Returns the address of a control socket."""
-    return tcp_address(host, port)

@@ -23,6 +23,7 @@ from mini_infer_engine.weight_transfer.file_check import differing_tensor
 from mini_infer_engine.weight_transfer.file_rate import file_bytes_per_s, weight_files
 from mini_infer_engine.weight_transfer.identity import weights_identity
 from mini_infer_engine.weight_transfer.model_tensors import ModelTensors, restore_plain_weights
+from mini_infer_engine.weight_transfer.pieces import manifest_fault
 from mini_infer_engine.weight_transfer.server import WeightServer, serve_weights
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class WeightPeers:
 
     def identify(self, config: ModelConfig, directory: Path | None, device: torch.device, dtype: torch.dtype) -> None:
         """Computes the identity of this rank's weights; `config` has the rank's place in its group."""
-        if directory is None or self._exchange is NO_EXCHANGE:
+        if directory is None or not (self._exchange.port or self._exchange.peers):
             return
         self._rank = config.stage.index * config.tensor_parallel.size + config.tensor_parallel.rank
         try:
@@ -68,20 +69,20 @@ class WeightPeers:
     ) -> LoadedWeights:
         """Fills a model without memory from a peer, finished and ready.
 
-        If the result's source is `files`, the model's memory has arbitrary contents, and the caller makes another one.
+        If the result has a `fallback`, the model's memory has arbitrary contents, and the caller makes another one.
         """
         if checkpoint is None or directory is None or not self._exchange.peers:
             return LoadedWeights(source="dummy" if checkpoint is None else "files")
         is_quantized = self._settings.quantization is not None or model.config.quantization is not None
         source = self._settings.weights_from
         rate = file_bytes_per_s(weight_files(directory)) if source == "auto" else None
-        if not asks_peers(source, rate, is_recomputed=self._settings.quantization is not None):
-            shown = "in the page cache or few" if rate is None else f"read at {rate / 1e9:.1f} GB/s"
-            loaded = LoadedWeights(fallback="" if source == "files" else f"files are {shown}")
-        else:
+        if asks_peers(source, rate, is_recomputed=self._settings.quantization is not None):
             loaded = self._received(
                 model, None if is_quantized else checkpoint, device, rate, is_quantized=is_quantized
             )
+        else:
+            loaded = LoadedWeights()
+            log.info("weights: no peer is asked (--weights-from %s, files at %.1f GB/s)", source, (rate or 0) / 1e9)
         return self._agreed(loaded)
 
     def serve(self, model: CausalModel) -> WeightServer | None:
@@ -109,9 +110,11 @@ class WeightPeers:
     ) -> LoadedWeights:
         begin_s = time.monotonic()
         try:
-            tensors = _finished(model, device, is_quantized=is_quantized)
             exchange = self._exchange
-            with find_peer(exchange.peers, self._rank, self._identity, tensors.specs, exchange.secret) as peer:
+            with find_peer(exchange.peers, self._rank, self._identity, exchange.secret) as peer:
+                tensors = _finished(model, device, is_quantized=is_quantized)
+                if fault := manifest_fault(tensors.specs, peer.offer.tensors):
+                    raise PeerError(f"the manifest of peer {peer.offer.name} has {fault}")
                 log.info("weights: %.1f GB are fetched from peer %s", tensors.num_bytes / 1e9, peer.offer.name)
                 fetch(tensors, peer, rate)
             if checkpoint is not None and (name := differing_tensor(model, checkpoint)):

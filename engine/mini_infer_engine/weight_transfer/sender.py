@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import hmac
 import logging
-import os
 import secrets
 import socket
 import struct
@@ -24,6 +23,7 @@ from torch import Tensor
 from mini_infer_engine.weight_transfer.messages import TICKET_BYTES
 from mini_infer_engine.weight_transfer.model_tensors import ModelTensors
 from mini_infer_engine.weight_transfer.pieces import PIECE_BYTES, Piece
+from mini_infer_process.interpreter import lower_thread_priority
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +35,10 @@ _MAX_UNKNOWN = 16
 """Connections that have not shown a ticket yet; more are closed."""
 _TICKET_S = 5.0
 """Seconds for a new connection to show its ticket."""
-SESSION_S = 10.0
-"""Seconds after which a ticket ends that is not used."""
+SESSION_S = 30.0
+"""Seconds after which a ticket ends that is not used: a peer allocates its model before it connects."""
 _SOCKET_S = 5.0
 """Seconds for a peer to read something of a piece, or to request the next one."""
-_NICE = 10
 _INDEX = struct.Struct("!I")
 
 
@@ -187,8 +186,7 @@ class PieceSender:
         """Answers piece by piece: a request is the piece's index, the answer its bytes."""
         connection.settimeout(_SOCKET_S)
         reader = PieceReader(self._tensors)
-        with contextlib.suppress(OSError, AttributeError):  # a platform without priorities of threads
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        lower_thread_priority()
         while True:
             (index,) = _INDEX.unpack(_received(connection, _INDEX.size))
             if index >= len(self._pieces):

@@ -10,7 +10,8 @@ import threading
 import zmq
 
 from mini_infer_engine.weight_transfer import messages
-from mini_infer_engine.weight_transfer.exchange import WeightExchange, zmq_address
+from mini_infer_engine.weight_transfer.addresses import zmq_address
+from mini_infer_engine.weight_transfer.exchange import WeightExchange
 from mini_infer_engine.weight_transfer.messages import Digests, DigestsRequested, Done, Hello, Offer, Refused
 from mini_infer_engine.weight_transfer.model_tensors import ModelTensors
 from mini_infer_engine.weight_transfer.pieces import pieces_of

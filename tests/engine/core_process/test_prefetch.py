@@ -8,36 +8,37 @@ from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core_process import prefetch
 from mini_infer_engine.core_process.prefetch import Prefetch, begin_prefetch
 
+PEER = "127.0.0.1:1"
+
 
 def test_all_bytes_are_read_once_when_files_are_prefetched(tmp_path: Path) -> None:
     sizes = {"a": 9_000_000, "b": 1, "c": 0}
     for name, size in sizes.items():
         (tmp_path / name).write_bytes(bytes(size))
-    found = Prefetch([tmp_path / name for name in (*sizes, "missing")])
+    found = Prefetch(lambda: [tmp_path / name for name in (*sizes, "missing")])
     found.join()
     assert found.num_bytes == sum(sizes.values())
 
 
 @pytest.mark.parametrize(
-    ("rate", "settings", "has_peers", "begins"),
+    ("rate", "settings", "peers", "begins"),
     [
-        (1e8, {}, False, True),
-        (None, {}, False, False),
-        (9e9, {}, False, False),
-        (1e8, {}, True, False),
-        (1e8, {"weights_from": "files"}, True, True),
-        (1e8, {"load_format": "dummy"}, False, False),
-        (1e8, {"model": "/nowhere"}, False, False),
+        (1e8, {}, (), True),
+        (None, {}, (), False),
+        (9e9, {}, (), False),
+        (1e8, {}, (PEER,), False),
+        (1e8, {"weights_from": "files"}, (PEER,), True),
+        (1e8, {}, ("name.invalid:1",), True),
+        (1e8, {"load_format": "dummy"}, (), False),
+        (1e8, {"model": "/nowhere"}, (), False),
     ],
-    ids=["disk", "unknown", "page cache", "peers", "no peer may be asked", "dummy", "no model"],
+    ids=["disk", "unknown", "page cache", "peers", "no peer may be asked", "no peer is up", "dummy", "no model"],
 )
 def test_files_are_prefetched_when_they_are_slow_and_needed(
-    rate: float | None, settings: dict[str, str], has_peers: bool, begins: bool, monkeypatch: pytest.MonkeyPatch
+    rate: float | None, settings: dict[str, str], peers: tuple[str, ...], begins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefetch, "file_bytes_per_s", lambda files: rate)
     options: dict[str, str] = {"model": "demo"} | settings
-    found = begin_prefetch(EngineSettings(**options), has_peers=has_peers)  # type: ignore[arg-type]  # a test's table
-    assert (found is not None) is begins
-    if found is not None:
-        found.join()
-        assert found.num_bytes > 100_000
+    found = begin_prefetch(EngineSettings(**options), peers)  # type: ignore[arg-type]  # a test's table
+    found.join()
+    assert (found.num_bytes > 100_000) is begins

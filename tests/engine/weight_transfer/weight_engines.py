@@ -1,6 +1,5 @@
 """Engines of tiny models on CPUs that serve their weights, or load those of others."""
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,23 +14,16 @@ from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.runtime.cpu.executor import TorchExecutor
 from mini_infer_engine.runtime.model_runner import ModelRunner, make_runner
 from mini_infer_engine.weight_transfer.exchange import WeightExchange
+from mini_infer_operator.local.ports import free_port_range
 from tests.support.tiny_models import chunk
 
 HOST = "127.0.0.1"
 SECRET = PeerSecret(bytes(range(32)))
 
 
-def free_port() -> int:
-    """A port on which nothing listens now, nor on the one above it."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind((HOST, 0))
-            port: int = first.getsockname()[1]
-            try:
-                second.bind((HOST, port + 1))
-            except OSError:
-                continue
-            return port
+def free_port(count: int = 2) -> int:
+    """The first of so many ports in a row on which nothing listens now."""
+    return free_port_range(count)
 
 
 def exchange(port: int = 0, *peers: int, secret: PeerSecret | None = SECRET) -> WeightExchange:
