@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from mini_infer_engine.api.histogram import Histogram
 from mini_infer_engine.api.metrics import ServerMetrics
 from mini_infer_engine.api.vllm_metrics import FinishedChoice
+from mini_infer_engine.core.kv_tiers.stats import KVTierStats, TierStats
 from mini_infer_engine.core.stats import EngineStats
 from mini_infer_engine.core_process.messages import ModelInfo
 from mini_infer_engine.kernels.report import kernel_report
@@ -119,3 +122,31 @@ def test_iteration_tokens_count_generated_and_prompt_tokens() -> None:
     found = values(metrics)
     assert found["vllm:iteration_tokens_total_count"] == 2
     assert found["vllm:iteration_tokens_total_sum"] == 133
+
+
+def test_tiers_are_exported_by_name_when_there_are_some() -> None:
+    metrics = ServerMetrics("m", engines=2)
+    host = TierStats(capacity_bytes=100, used_bytes=50, blocks=8, hit_tokens=64, loaded_bytes=9, load_s=0.5)
+    off = replace(host, is_on=False, mismatches=3, stored_bytes=7)
+    metrics.take_stats(EngineStats(kv_tiers=KVTierStats({"host": host})), 0)
+    metrics.take_stats(EngineStats(kv_tiers=KVTierStats({"host": host, "disk": off})), 1)
+    families = text_string_to_metric_families(metrics.exposition().decode())
+    found = {
+        (sample.name.removeprefix("mini_infer_engine_kv_tier_"), *sorted(sample.labels.values())): sample.value
+        for family in families
+        for sample in family.samples
+        if "_kv_tier_" in sample.name
+    }
+    assert found["bytes", "host"] == 100
+    assert found["blocks", "disk"] == 8
+    assert found["capacity_bytes", "host"] == 200
+    assert (found["on", "host"], found["on", "disk"]) == (1, 0)
+    assert found["hit_tokens_total", "host"] == 128
+    assert (found["mismatches_total", "host"], found["mismatches_total", "disk"]) == (0, 3)
+    assert (found["moved_bytes_total", "host", "load"], found["moved_bytes_total", "disk", "store"]) == (18, 7)
+    assert found["seconds_total", "host", "load"] == 1
+
+
+def test_statistics_with_tiers_are_the_same_when_they_were_sent() -> None:
+    stats = EngineStats(running=1, kv_tiers=KVTierStats({"host": TierStats(blocks=8)}))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(stats), type=EngineStats) == stats

@@ -53,7 +53,6 @@ class _Load:
     host_pages: list[int] = field(default_factory=list)
     num_reading: int = 0
     """Pages that are still being read from the disk."""
-    num_read: int = 0
     read_s: float = 0.0
     """Seconds until the last of the pages that were read had come."""
     num_valid: int = 0
@@ -63,8 +62,9 @@ class _Load:
 class Loads:
     """The loads under way, and those that have ended."""
 
-    def __init__(self, pool: PageAllocator, host: HostIndex, disk: DiskIndex, copies: Copies) -> None:
+    def __init__(self, pool: PageAllocator, host: HostIndex, disk: DiskIndex, host_tier: Tier, copies: Copies) -> None:
         self._pool, self._host, self._disk, self._copies = pool, host, disk, copies
+        self._host_tier = host_tier
         self._loads: dict[Sequence, _Load] = {}
         self._under_way: list[_Load] = []
         """All loads whose copies have not ended, cancelled ones too."""
@@ -133,19 +133,13 @@ class Loads:
             load.sequence = None
 
     def _read(self, load: _Load, place: int, moved: DiskMoved) -> None:
-        tier = load.pages[place].tier
         if moved.error:
-            tier.failed(moved.error)
+            load.pages[place].tier.failed(moved.error)
         if moved.error or moved.is_gone:
             load.num_valid = min(load.num_valid, place)
-        else:
-            load.num_read += 1
-            load.read_s = max(load.read_s, moved.seconds)
+        load.read_s = max(load.read_s, moved.seconds)
         load.num_reading -= 1
         if not load.num_reading:
-            if load.num_read:
-                num_bytes = load.num_read * self._copies.host.page_bytes
-                tier.loaded(load.num_read * self._pool.page_size, num_bytes, load.read_s)
             self._copy(load)
 
     def _copy(self, load: _Load) -> None:
@@ -157,9 +151,8 @@ class Loads:
         self._copies.load([PageMove(*pair) for pair in pairs], partial(self._copied, load))
 
     def _copied(self, load: _Load, moved: Moved) -> None:
-        tier = load.pages[0].tier
         if moved.error:
-            tier.failed(moved.error)
+            self._host_tier.failed(moved.error)
             self._end(load, 0)
             return
         identity, num_valid = self._copies.host.identity, 0
@@ -170,13 +163,15 @@ class Loads:
             if page.location >= 0:
                 self._host.add(host_page, page.record)
             num_valid += 1
-        num_host = sum(page.location < 0 for page in load.pages[: len(moved.digests)])
-        if num_host:
-            page_bytes, page_size = self._copies.host.page_bytes, self._pool.page_size
-            share = num_host / len(moved.digests)
-            tier = next(page.tier for page in load.pages if page.location < 0)
-            tier.loaded(num_host * page_size, num_host * page_bytes, moved.seconds * share)
+        self._measure(load.pages[: len(moved.digests)], load.read_s, moved.seconds)
         self._end(load, num_valid)
+
+    def _measure(self, pages: Items[TierPage], read_s: float, copy_s: float) -> None:
+        """Reports to each tier what its pages took: the read of those on the disk, and their share of the copy."""
+        page_bytes, page_size = self._copies.host.page_bytes, self._pool.page_size
+        for tier, number in Counter(page.tier for page in pages).items():
+            seconds = copy_s * number / len(pages) + (0.0 if tier is self._host_tier else read_s)
+            tier.loaded(number * page_size, number * page_bytes, seconds)
 
     def _forget(self, page: TierPage, host_page: int) -> None:
         """Forgets a page that is not what it was."""

@@ -61,10 +61,11 @@ class KVTiers:
         if disk is None:
             self._disk_tier.is_on = False
         else:
-            self._disk_tier.cost = CopyCost(disk.latency_s, bytes_per_token / disk.bytes_per_s)
+            disk_s = bytes_per_token * (1 / disk.bytes_per_s + 1 / host.bytes_per_s)
+            self._disk_tier.cost = CopyCost(disk.latency_s, disk_s)
         self._host = HostIndex(host.num_pages, page_size, record_events=record_events)
         self._disk = DiskIndex(record_events=record_events)
-        self._loads = Loads(cache.pool, self._host, self._disk, self._copies)
+        self._loads = Loads(cache.pool, self._host, self._disk, self._host_tier, self._copies)
         tiers = (self._host_tier, self._disk_tier)
         self._write_behind = WriteBehind(cache, self._host, self._disk, tiers, self._copies)
         self._compute_tokens_per_s = compute_tokens_per_s

@@ -50,7 +50,8 @@ class HostTier(ABC):
         self.num_pages, self.identity = num_pages, identity
         widths = [part.shape[1] for part in parts]
         self.page_bytes = sum(widths) * _WORD_BYTES
-        self.memory = mmap.mmap(-1, max(1, num_pages) * self.page_bytes)
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory would have no huge pages
+        self.memory = mmap.mmap(-1, max(1, num_pages) * self.page_bytes, flags=private)
         """The pages, one after another. It begins at a page of the operating system, as direct I/O needs it."""
         self.words = np.frombuffer(self.memory, np.uint64).reshape(-1, sum(widths))
         starts = [sum(widths[:index]) for index in range(len(widths))]
