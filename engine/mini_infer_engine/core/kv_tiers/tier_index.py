@@ -16,6 +16,8 @@ class HostIndex:
         self.events = TierEvents(MEDIUM_HOST, are_recorded=record_events)
         self._pages: dict[bytes, int] = {}
         self._records: list[PageRecord | None] = [None] * num_pages
+        self.num_changes = 0
+        """Pages that have come or gone since the start."""
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._pages
@@ -37,6 +39,7 @@ class HostIndex:
             return
         self._pages[record.key] = page
         self._records[page] = record
+        self.num_changes += 1
         self.events.stored(record)
 
     def retains(self, page: int) -> bool:
@@ -48,6 +51,7 @@ class HostIndex:
         record = self._records[page]
         if record is not None:
             self._records[page] = None
+            self.num_changes += 1
             del self._pages[record.key]
             self.events.removed(record)
 

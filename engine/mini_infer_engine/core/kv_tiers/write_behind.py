@@ -14,20 +14,21 @@ from mini_infer_engine.core.prefix_cache import Block, PrefixCache
 
 _BYTES_AT_ONCE = 64 << 20
 """Bytes that are written behind at a time. Their pages cannot be evicted meanwhile."""
-_MOST_SCANNED = 16_384
-"""Most cached pages that are looked at at a time while nothing runs: a few milliseconds."""
+_MOST_SCANNED, _MOST_SCANNED_IDLE = 256, 16_384
+"""Most cached pages that are looked at in a step, which takes some 50 us, and while nothing runs."""
 
 
 def window(num_pages: int, num_below: int, num_blank_below: int, *, is_idle: bool) -> int:
     """Returns how many of a tier's cached pages, the least recently used first, should be in the next tier too, which
     has `num_below` pages.
 
-    While requests run it is a fourth of the pages, and no more than half of those below: what was copied just now is
-    not to be evicted for it. While nothing runs it is all of them, as long as nothing is evicted for them.
+    While requests run it is a fourth of the pages, of which a step looks at some, and no more than half of those below:
+    what was copied just now is not to be evicted for it. While nothing runs it is all of them, as long as nothing is
+    evicted for them.
     """
     if is_idle:
-        return _MOST_SCANNED if num_blank_below else 0
-    return max(1, min(num_pages // 4, num_below // 2))
+        return _MOST_SCANNED_IDLE if num_blank_below else 0
+    return max(1, min(num_pages // 4, num_below // 2, _MOST_SCANNED))
 
 
 class WriteBehind:
@@ -44,6 +45,9 @@ class WriteBehind:
         """Pages of the device, each with the page of main memory to which it is being copied."""
         self.writing: set[int] = set()
         """Pages of main memory that are being written to the disk."""
+        self._scanned_device: tuple[int, list[int], bool] | None = None
+        self._scanned_host: tuple[int, bool] | None = None
+        """The states of the caches when all pages in the window were in the next tier already."""
         self._unwritable: set[bytes] = set()
         """Keys of pages that the disk cannot store."""
         self._generation = 0
@@ -64,6 +68,9 @@ class WriteBehind:
         needs a page gets it at once.
         """
         pool, store, cache = self._cache.pool, self._host.store, self._cache
+        state = (pool.num_cached, pool.least_recently_used(1), is_idle)
+        if state == self._scanned_device:
+            return False
         count = window(pool.num_pages, store.num_pages, store.num_blank, is_idle=is_idle)
         limit = min(self._pages_at_once, store.num_blank if is_idle else store.num_free)
         found: list[list[Block]] = []
@@ -74,7 +81,9 @@ class WriteBehind:
             if blocks is not None and blocks[-1].key not in self._host:
                 found.append(blocks)
                 self.storing.append(PageMove(page, store.allocate()))
-        if found:
+        if not found:
+            self._scanned_device = state
+        else:
             self._copies.store(self.storing, partial(self._stored, found, self._generation))
         return bool(found)
 
@@ -94,6 +103,9 @@ class WriteBehind:
         store, disk, page_bytes = self._host.store, self._copies.disk, self._copies.host.page_bytes
         if disk is None:
             return False
+        state = (self._host.num_changes, is_idle)
+        if state == self._scanned_host:
+            return False
         num_below = disk.capacity_bytes // page_bytes
         num_left = (disk.capacity_bytes - disk.used_bytes) // page_bytes
         count = window(store.num_pages, num_below, num_left, is_idle=is_idle)
@@ -108,6 +120,8 @@ class WriteBehind:
             return True
 
         pages = store.begin_eviction(count, is_new)
+        if not pages:
+            self._scanned_host = state
         self.writing.update(pages)
         for page, record in zip(pages, found, strict=True):
             self._copies.write(page, record, partial(self._written, page, record, self._generation))
