@@ -579,7 +579,7 @@ class Engine:
         """Fails all running sequences: without this pass's result, all that it and later passes computed is unknown.
 
         The prefix cache is emptied, since its contents are suspect. Sequences that wait or were preempted have lost
-        nothing.
+        nothing, and those that load blocks of a lower tier go back in line.
         """
         self._unwind(step)
         while self._in_flight:
@@ -589,6 +589,9 @@ class Engine:
             self._unwind(later)
         outputs = self._fail(list(self.scheduler.running), error)
         self._tiers.distrust_device()
+        for sequence in [one for one in self.scheduler.receiving if one.state is State.LOADING]:
+            self._tiers.cancel(sequence)  # it shares pages of the prefix cache
+            self.scheduler.not_received(sequence)
         self.scheduler.kv_cache.reset_prefix_cache()
         return outputs
 

@@ -49,7 +49,7 @@ RECURRENT = {
 
 
 TIERED = {
-    "num_tier_pages": ((2, 0), (8, 0), (40, 0), (4, 8), (8, 40), (40, 40)),
+    "num_tier_pages": ((2, 0), (8, 0), (40, 0), (2, 8), (3, 40), (4, 40), (40, 40)),
     "page_size": (16, 16, 16, 32),
     "max_model_len": (64, 150, 150),
     "spare_pages": (0, 2, 8, 12),
@@ -360,8 +360,8 @@ def test_every_text_is_right_when_blocks_come_back_from_tiers_or_are_lost() -> N
         mismatches += sum(tier.mismatches for tier in tiers.values())
         errors += sum(tier.errors for tier in tiers.values())
         preemptions += stats.preemptions
-    assert host_tokens > 500
-    assert disk_tokens > 30
-    assert mismatches > 1
+    assert host_tokens > 300
+    assert disk_tokens > 15
+    assert mismatches > 0
     assert errors > 5
-    assert preemptions > 5
+    assert preemptions > 2
