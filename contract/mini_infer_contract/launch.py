@@ -65,6 +65,10 @@ MAX_TARGET_MS = 86_400_000
 """Longest latency target: a day."""
 QUEUED_MS_HEADER = "x-mini-infer-queued-ms"
 """Gateway to an engine: milliseconds since the request's arrival at the gateway, which its latency targets include."""
+LEASE_HEADER = "x-mini-infer-kv-lease"
+"""Gateway to an engine: seconds after the answer's end within which the session's next request is expected."""
+MAX_LEASE_S = 3600.0
+"""Longest time for which an engine's pages are evicted late for one request."""
 SLO_UNATTAINABLE_HEADER = "x-mini-infer-slo-unattainable"
 """Marks a 429 of an engine that refuses a request for its latency targets: others may still be sent to it."""
 

@@ -154,6 +154,8 @@ GATEWAY_HIT_TOKENS = "mini_infer_gateway_hit_tokens_total"
 GATEWAY_HIT_TIER_TOKENS = "mini_infer_gateway_hit_tier_tokens_total"
 """Counter: the same by `model` and `tier` of the fastest copy (device, host, disk)."""
 TIERS = ("device", "host", "disk")
+GATEWAY_RETURN_GAP = "mini_infer_gateway_session_gap_seconds"
+"""Histogram: from the end of an answer to its session's next request, by `kind` of the answer: tool_call or text."""
 GATEWAY_RETRIES = "mini_infer_gateway_retries_total"
 """Counter: requests sent to another endpoint before their first byte, by `reason`."""
 GATEWAY_ENDPOINTS = "mini_infer_gateway_endpoints"

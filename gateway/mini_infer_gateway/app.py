@@ -33,6 +33,7 @@ from mini_infer_gateway.console.request_log import RequestLog
 from mini_infer_gateway.endpoints.base import EndpointSource, Listed, Service
 from mini_infer_gateway.fleet.backlog import Backlog
 from mini_infer_gateway.fleet.load import LoadLedger
+from mini_infer_gateway.fleet.pin_budget import PinBudget
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
 from mini_infer_gateway.fleet.registry import Fleet
 from mini_infer_gateway.fleet.tier_rates import TierRates
@@ -188,6 +189,7 @@ class Gateway:
             bodies=self.bodies,
             retention=BodyRetention(self.bodies, self.metrics, self._clock),
             retry_budget=RetryBudget(refilled_s=self._clock()),
+            pins=PinBudget(settings.max_pinned_tokens),
             observer=Observers(*observers),
             may_pin=self.console.may_pin if self.console else lambda scope: False,
         )

@@ -121,6 +121,12 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         help="end a stream with an error where its engine dies, instead of going on with it on another engine",
     )
     parser.add_argument(
+        "--no-kv-leases",
+        dest="kv_leases",
+        action="store_false",
+        help="do not learn when sessions return, and do not have engines evict their KV cache late until then",
+    )
+    parser.add_argument(
         "--forward-authorization",
         action="store_true",
         help="send clients' Authorization header on to engines, for servers that check API keys of their own",
@@ -333,6 +339,14 @@ def _add_key_flags(parser: argparse.ArgumentParser) -> None:
         dest="cache_salt_by_key",
         action="store_false",
         help="clients of different keys share prefix caches, so that they can find out how others' prompts begin",
+    )
+    group.add_argument(
+        "--max-pinned-tokens",
+        type=int,
+        metavar="N",
+        default=262_144,
+        help="prompt tokens that one client may pin in engines' KV caches at a time (kv_hints); pins beyond them are "
+        "ordinary leases (default: 262144)",
     )
     group.add_argument(
         "--engine-api-key-file",

@@ -133,6 +133,13 @@ class Metrics:
             [names.LABEL_MODEL, names.LABEL_TIER],
             registry=registry,
         )
+        self._return_gap = Histogram(
+            names.GATEWAY_RETURN_GAP,
+            "From the end of an answer to its session's next request.",
+            [names.LABEL_KIND],
+            buckets=DURATION_BUCKETS_S,
+            registry=registry,
+        )
         self._retries = Counter(
             names.GATEWAY_RETRIES, "Requests sent to another endpoint.", [names.LABEL_REASON], registry=registry
         )
@@ -266,6 +273,10 @@ class Metrics:
         for tier, tokens in zip(names.TIERS, hit_tiers, strict=True):
             if tokens:
                 self._child(self._hit_tier_tokens, model, tier).inc(tokens)
+
+    def returned(self, after: str, seconds: float) -> None:
+        """Records a session that returns, by what its last answer was: tool_call or text."""
+        self._child(self._return_gap, after).observe(seconds)
 
     def retried(self, reason: str) -> None:
         """Counts a request that goes to another endpoint."""

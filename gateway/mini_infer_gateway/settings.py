@@ -107,6 +107,12 @@ class GatewaySettings:
     """Lowest priority number that clients' requests may have, where lower goes first; a key may have its own limit."""
     cache_salt_by_key: bool = True
     """Separates the prefix caches of clients with different API keys."""
+    kv_leases: bool = True
+    """Learns when sessions return, and has engines evict their KV cache late until then."""
+    max_pinned_tokens: int = 262_144
+    """Largest number of prompt tokens that one client may pin at a time (`kv_hints`); pins beyond it are ordinary
+    leases.
+    """
     peer_secret: PeerSecret | None = None
     """The root secret that proves to engines that the gateway belongs to their service; None for no proof."""
     cors: CorsPolicy = field(default_factory=CorsPolicy)

@@ -24,6 +24,7 @@ from mini_infer_engine.api.http import client_of, error_response, json_response,
 from mini_infer_engine.api.ignored_fields import ignored_header
 from mini_infer_engine.api.images import image_files, image_inputs
 from mini_infer_engine.api.key_check import GRANT
+from mini_infer_engine.api.kv_lease import kv_lease
 from mini_infer_engine.api.kv_source import kv_source
 from mini_infer_engine.api.kv_trust import trusts_sender
 from mini_infer_engine.api.latency_targets import latency_targets
@@ -122,13 +123,14 @@ class GenerationResponse(Response):
                 headers = self._request.headers
                 is_trusted = trusts_sender(state.options.kv_transfer_trust, state.peer_secret, headers.get(PEER_HEADER))
                 source = kv_source(headers, spec.kv_transfer_params, is_trusted=is_trusted)
+                lease = kv_lease(headers, spec.kv_hints)
                 targets = latency_targets(headers, spec.target_fields, state.default_targets, arrived_s)
             except ParameterError as error:
                 raise spec.in_clients_words(bad_parameter(error)) from None
             except ApiError as error:
                 raise spec.in_clients_words(error) from None
         chosen_id = spec.request_id or request_id(self._request)
-        requests = state.make_requests(chosen_id, prompts, spec, sampling, source, targets, images)
+        requests = state.make_requests(chosen_id, prompts, spec, sampling, source, targets, images, lease)
         streams_every_step = spec.streams_every_step or state.text.decoder is None
         model_name = spec.model or state.text.names[0]
         decoder, make_parser = _reading(state.text, spec)

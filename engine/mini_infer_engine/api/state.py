@@ -182,9 +182,10 @@ class ApiServerState:
         source: KVSource | None = None,
         targets: LatencyTargets = NO_TARGETS,
         images: Sequence[list[ImageInput]] = (),
+        lease: tuple[float, bool] = (0.0, False),
     ) -> list[Request]:
         """Returns one request for each choice, those of one prompt next to each other; copies differ in seed. `images`
-        are those of each prompt; empty if there are none.
+        are those of each prompt; empty if there are none. `lease` has its seconds, and whether it is pinned.
         """
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         requests: list[Request] = []
@@ -204,6 +205,8 @@ class ApiServerState:
                     priority=spec.priority,
                     targets=targets,
                     cache_salt=spec.cache_salt,
+                    lease_s=lease[0],
+                    pins=lease[1],
                     noise_seed=(seed + copy) % 2**63,
                     resumed_token_ids=spec.resume_token_ids,
                     beam_search=search,

@@ -177,6 +177,12 @@ class KVCacheManager:
             sequence.pages += [pool.allocate() for _ in range(count)]
         return True
 
+    def lease(self, sequence: Sequence) -> None:
+        """Has the pages of a sequence that ends evicted late or first, as its request says."""
+        request, null_page = sequence.request, self.num_pages
+        pages = [page for table in sequence.page_tables for page in reversed(table) if page != null_page]
+        self.pool.lease(pages, request.lease_s, is_pinned=request.pins)
+
     def free(self, sequence: Sequence) -> None:
         """Frees the pages of a sequence of which no launched pass has a row."""
         self.pool.release_all(reversed(sequence.pages))  # the end of a prefix is the first to be evicted

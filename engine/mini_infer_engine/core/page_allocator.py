@@ -3,11 +3,15 @@
 It knows nothing of tokens, keys or sequences, nor of the memory itself, which runners have.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from mini_infer_engine.core.block_store import Contents
+from mini_infer_engine.core.eviction_order import EvictionOrder
+
+MOST_PINNED = 0.5
+"""Largest share of the pages with pinned leases; further ones count as leases that are not pinned."""
 
 
 class PoolTooSmallError(ValueError):
@@ -24,7 +28,7 @@ class PageAllocator:
         self._contents = contents
         self._pins: Counter[int] = Counter()
         self._blank = list(range(num_pages - 1, -1, -1))
-        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._cached = EvictionOrder()
 
     @property
     def num_free(self) -> int:
@@ -80,7 +84,9 @@ class PageAllocator:
         adds a user to each: they can still be hit, and are not reused before `end_eviction`.
         """
         pages = [page for page in islice(self._cached, count) if is_wanted is None or is_wanted(page)]
-        self.acquire_all(pages)
+        for page in pages:
+            self._cached.suspend(page)
+            self.references[page] += 1
         return pages
 
     def end_eviction(self, pages: Sequence[int], *, retain: bool = False) -> list[int]:
@@ -136,7 +142,23 @@ class PageAllocator:
             if contents is not None and contents.retains(page):
                 self._cached[page] = None
             else:
+                if self._cached.has_leases:
+                    self._cached.forget(page)
                 self._blank.append(page)
+
+    def advance(self, now_s: float) -> None:
+        """Ends the leases whose time has passed."""
+        self._cached.advance(now_s)
+
+    def lease(self, pages: Sequence[int], seconds: float, *, is_pinned: bool) -> None:
+        """Has cached pages reused late for so many seconds after the latest `advance`; with less than 0, first. The
+        order is that in which they are reused.
+        """
+        if seconds < 0:
+            self._cached.mark_done(pages)
+            return
+        fits = is_pinned and self._cached.num_pinned + len(pages) <= MOST_PINNED * self.num_pages
+        self._cached.lease(pages, self._cached.now_s + seconds, is_pinned=fits)
 
     def pin(self, pages: Sequence[int]) -> None:
         """Adds a transfer to or from another engine as a user of each of these pages."""

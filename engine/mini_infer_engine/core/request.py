@@ -177,6 +177,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """Latency targets that its client states."""
     cache_salt: str = ""
     """Salt of the prefix cache: requests share cached prefixes only with requests of the same salt."""
+    lease_s: float = 0.0
+    """Seconds after its end for which its pages are evicted late, because its session is expected to return; 0 for as
+    any others, less if it will not return, so that they are evicted first.
+    """
+    pins: bool = False
+    """True if its pages are evicted after those of all leases that are not pinned."""
     noise_seed: int = msgspec.field(default_factory=lambda: secrets.randbits(63))
     """Effective seed: `sampling.seed`, or a random one drawn where the request was created."""
     resumed_token_ids: Sequence[int] = ()

@@ -138,6 +138,8 @@ class Scheduler:
         if sequence.state in (State.RECEIVING, State.LOADING):
             self._end_receiving(sequence)
         sequence.state = why
+        if why is State.FINISHED and sequence.request.lease_s:
+            self.kv_cache.lease(sequence)
         if why is State.FINISHED and self.policy.has_targets:
             self.policy.finished(sequence)
         if not sequence.in_flight:
@@ -239,6 +241,7 @@ class Scheduler:
     def plan(self, now_s: float = 0.0) -> Step:
         """Returns the next pass, which has no rows if nothing can run before a launched pass is committed."""
         plan = PassPlan(now_s, self._token_budget, self._max_num_seqs)
+        self.kv_cache.pool.advance(now_s)
         self._plan_decodes(plan)
         self._apply_targets(plan)
         self._plan_prefills(plan)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
+from mini_infer_gateway.fleet.return_times import RequestKind
 from mini_infer_gateway.memory import BodyReservation
 from mini_infer_gateway.metrics import Outcome
 from mini_infer_gateway.paths import EnginePath
@@ -91,6 +92,12 @@ class Call:
     copy: Copy | None = None
     """The copy for a canary, until it is sent."""
 
+    # Filled by `session_lease`.
+    session: tuple[Sequence[bytes], str, RequestKind] | None = None
+    """The keys of the prompt, its client and its kind, by which the session's next request is recognised."""
+    lease_s: float = 0.0
+    """Seconds after the answer within which the session is expected to return; 0 if it is not."""
+
     held_s: float = 0.0
     """Seconds for which `place` held it because its model had no engine."""
 
@@ -148,5 +155,7 @@ class Call:
         self.reservation.release()
         self.log_fields.update(model=self.model, status=self.status, outcome=self.outcome.value)
         ended_s = serving.clock()
+        if self.session is not None and self.status == 200:
+            serving.returns.ended(*self.session, ended_s)
         self.trace.ended(self.log_fields, ended_s)
         serving.metrics.answered(self.model, self.status, self.outcome, ended_s - self.arrived_s)

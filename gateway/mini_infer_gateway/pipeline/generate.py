@@ -14,6 +14,7 @@ from mini_infer_gateway.pipeline.stages.place import place
 from mini_infer_gateway.pipeline.stages.read import read
 from mini_infer_gateway.pipeline.stages.resolve import resolve
 from mini_infer_gateway.pipeline.stages.resume import resume
+from mini_infer_gateway.pipeline.stages.session_lease import bound_pin, expect_return
 from mini_infer_gateway.pipeline.stages.tokenise import tokenise
 from mini_infer_web.asgi import Receive, Scope, Send
 
@@ -48,6 +49,8 @@ class Generate:
         resolve(call, serving)
         with ClientWatch(call, serving):
             await tokenise(call, serving)
+            expect_return(call, serving)
+            bound_pin(call, serving)
             call.copy = self._copies.take(call)
             cut = None
             while not call.exchange.status:

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from mini_infer_gateway.fleet.pin_budget import PinBudget
 from mini_infer_gateway.fleet.registry import Fleet
+from mini_infer_gateway.fleet.return_times import ReturnTimes
 from mini_infer_gateway.flow_control.controller import FlowController
 from mini_infer_gateway.flow_control.held_requests import HeldRequests
 from mini_infer_gateway.http.upstream import Upstream
@@ -38,6 +40,8 @@ class Serving:
     bodies: BodyBudget
     retention: BodyRetention
     retry_budget: RetryBudget
+    pins: PinBudget
+    returns: ReturnTimes = field(default_factory=ReturnTimes)
     poison: PoisonRequests = field(default_factory=PoisonRequests)
     observer: RequestObserver = NOBODY
     may_pin: Callable[[Scope], bool] = lambda scope: False

@@ -5,10 +5,9 @@ watch.
 import asyncio
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -60,8 +59,6 @@ class Engine:
     began_s: float = field(default_factory=time.monotonic)
     start_s: float | None = None
     """Seconds of its first start, as far as anybody has looked; None until it was ready."""
-    kv_slot: int | None = None
-    """The number of its folder for the KV cache, among engines of its role; None before its first start."""
     ports: tuple[int, int, int, int] = (0, 0, 0, 0)
     """Ports for HTTP, events, replay and transfer; new ones at every start."""
     weights_port: int = 0
@@ -282,7 +279,7 @@ class LocalBackend:
                 self.peer_key_path,
                 threads=threads,
                 gpus=gpus,
-                kv_disk=self._kv_disk(engine),
+                kv_disk=self._folder / "kv-cache" / workload.role,
                 weights_port=engine.weights_port,
                 weights_peers=[
                     other.weights_port
@@ -302,14 +299,6 @@ class LocalBackend:
         )
         self._engines.append(engine)
         self._report(f"{name}: loading model {launch.model_name}")
-
-    def _kv_disk(self, engine: Engine) -> Path:
-        """Returns the folder of an engine's KV cache, which outlives the process: that of the lowest number which no
-        other engine of the role has, so that the next `mini-infer up` and a new revision find it again.
-        """
-        if engine.kv_slot is None:
-            engine.kv_slot = lowest_free({one.kv_slot for one in self._engines if one.role == engine.role})
-        return self._folder / "kv-cache" / f"{engine.role}-{engine.kv_slot}"
 
     async def _retire(self, engine: Engine) -> None:
         await asyncio.sleep(UNROUTE_S)
@@ -361,11 +350,6 @@ class LocalBackend:
         ]
         content = EndpointsFile(endpoints=self._endpoints, services=services, pending=pending)
         write_atomically(self.endpoints_path, msgspec.json.encode(content))
-
-
-def lowest_free(taken: Collection[int | None]) -> int:
-    """Returns the lowest number from 0 on that is not taken."""
-    return next(number for number in count() if number not in taken)
 
 
 def observed_processes(

@@ -57,7 +57,7 @@ class KvCacheDisk(ApiModel):
 
 
 class KvCache(ApiModel):
-    """Where blocks of the prefix cache go that the GPU has no room for."""
+    """The tiers for blocks of the prefix cache that the GPU has no room for."""
 
     rules = (
         Rule(

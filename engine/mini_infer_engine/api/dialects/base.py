@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from mini_infer_engine.api.dialects.beams import BeamSpec
+from mini_infer_engine.api.dialects.kv_hints import KVHints
 from mini_infer_engine.parsing.base import OutputParsing
 from mini_infer_engine.structured.params import GrammarRequest
 from mini_infer_engine.text.detokenizer import Decoder
@@ -71,6 +72,8 @@ class GenerationSpec:
     target_fields: Mapping[str, float] = field(default_factory=dict)
     """Latency targets in milliseconds that the body states, by field."""
     cache_salt: str = ""
+    kv_hints: KVHints | None = None
+    """The client's words on the session's next request; None if it states none."""
     streams: bool = False
     include_usage: bool = False
     """True if a stream ends with the usage."""

@@ -11,6 +11,7 @@ from msgspec import Meta, Struct, field
 from mini_infer_contract.launch import MAX_TARGET_MS, TARGET_HEADERS
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit, PromptIds
 from mini_infer_engine.api.dialects.beams import EarlyStoppingField, LengthPenalty, beam_spec
+from mini_infer_engine.api.dialects.kv_hints import KVHints
 from mini_infer_engine.api.dialects.neutral import HINTS, REASONS, Neutral, is_one_of
 from mini_infer_engine.core.request import RepetitionDetectionParams
 from mini_infer_engine.sampling.parameters import PARAMETERS, all_out_of_range
@@ -128,6 +129,7 @@ class GenerationFields(SamplingFields, kw_only=True):
     truncation_side: TruncationSide | None = None
     kv_transfer_params: dict[str, Any] | None = None
     # Ours.
+    kv_hints: KVHints | None = None
     ttft_ms: TargetMs | None = None
     itl_ms: TargetMs | None = None
     deadline_ms: TargetMs | None = None
@@ -215,6 +217,7 @@ def common_spec(
         priority=request.priority or 0,
         target_fields={name: value for name in TARGET_HEADERS if (value := getattr(request, name)) is not None},
         cache_salt=request.cache_salt or "",
+        kv_hints=request.kv_hints,
         streams=bool(request.stream),
         include_usage=bool(options.include_usage),
         continuous_usage=bool(options.include_usage and options.continuous_usage_stats),

@@ -1,0 +1,55 @@
+"""Learns when a request's session returns, and tells engines for how long to evict its KV cache late."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mini_infer_gateway.fleet.return_times import RequestKind
+from mini_infer_gateway.pipeline.call import Call
+from mini_infer_gateway.pipeline.clients import with_fields
+from mini_infer_gateway.pipeline.serving import Serving
+
+PIN_S = 300.0
+"""Seconds of a pin without `ttl_s`, as engines have it."""
+
+
+def expect_return(call: Call, serving: Serving) -> None:
+    """Finds the session that a tokenised request continues, and sets the request's lease."""
+    prompts = call.request.prompts
+    chains = next(iter(prompts.values())).chains if prompts else ()
+    if not serving.settings.kv_leases or not call.row.generates or len(chains) != 1:
+        return
+    kind, now_s = request_kind(call.fields), serving.clock()
+    gap_s = serving.returns.arrived(chains[0], is_result=kind == "result", now_s=now_s)
+    if gap_s is not None:
+        serving.metrics.returned("tool_call" if kind == "result" else "text", gap_s)
+    call.session = chains[0], call.client.pays_as(call.scope), kind
+    call.lease_s = serving.returns.lease_s(call.session[1], kind)
+
+
+def bound_pin(call: Call, serving: Serving) -> None:
+    """Turns a pin beyond the client's budget into a hint that is not pinned. Engines refuse hints that are none."""
+    hints = call.fields.get("kv_hints")
+    if not isinstance(hints, dict) or hints.get("pin") is not True or call.boundary:
+        return
+    ttl_s = hints.get("ttl_s")
+    seconds = float(ttl_s) if isinstance(ttl_s, int | float) else PIN_S
+    if not serving.pins.take(call.client.pays_as(call.scope), call.request.prompt_tokens, seconds, serving.clock()):
+        call.body = with_fields(call.body, {"kv_hints": {**hints, "pin": False, "ttl_s": ttl_s or PIN_S}})
+
+
+def request_kind(fields: dict[str, Any]) -> RequestKind:
+    """Returns the kind of a request of any API."""
+    messages = fields.get("messages") or fields.get("input")
+    if isinstance(messages, Sequence) and not isinstance(messages, str) and messages and _is_result(messages[-1]):
+        return "result"
+    return "tools" if fields.get("tools") else "chat"
+
+
+def _is_result(message: Any) -> bool:
+    """True for a tool's result: OpenAI's message, an item of a response's input, or Anthropic's block."""
+    if not isinstance(message, dict):
+        return False
+    if message.get("role") == "tool" or message.get("type") == "function_call_output":
+        return True
+    content = message.get("content")
+    return isinstance(content, list) and any(isinstance(b, dict) and b.get("type") == "tool_result" for b in content)

@@ -1,0 +1,70 @@
+"""For how long a request's KV cache is evicted late: the body's `kv_hints`, else the gateway's header."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mini_infer_engine.api.dialects.kv_hints import KVHints
+from mini_infer_engine.api.kv_lease import DONE_S, PIN_S, kv_lease
+from mini_infer_web.api_errors import ApiError
+from tests.engine.server.dry_server import DryServer
+
+HEADER = {"x-mini-infer-kv-lease": "12.5"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "hints", "lease"),
+    [
+        ({}, None, (0.0, False)),
+        (HEADER, None, (12.5, False)),
+        (HEADER, KVHints(), (12.5, False)),
+        (HEADER, KVHints(ttl_s=3.0), (3.0, False)),
+        (HEADER, KVHints(pin=True), (PIN_S, True)),
+        (HEADER, KVHints(pin=True, ttl_s=3.0), (3.0, True)),
+        (HEADER, KVHints(pin=True, ttl_s=3.0, done=True), (DONE_S, False)),
+    ],
+)
+def test_the_body_wins_when_body_and_header_state_a_lease(
+    headers: dict[str, str], hints: KVHints | None, lease: tuple[float, bool]
+) -> None:
+    assert kv_lease(headers, hints) == lease
+
+
+@pytest.mark.parametrize("text", ["-1", "3601", "nan", "inf", "soon", ""])
+def test_a_header_is_refused_when_it_is_no_number_of_seconds(text: str) -> None:
+    with pytest.raises(ApiError, match="x-mini-infer-kv-lease"):
+        kv_lease({"x-mini-infer-kv-lease": text}, None)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[DryServer]:
+    with DryServer("--served-model-name", "dry") as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("hints", "status"),
+    [
+        ({"pin": True, "ttl_s": 30}, 200),
+        ({"done": True}, 200),
+        ({"ttl_s": 0}, 400),
+        ({"ttl_s": 3601}, 400),
+        ({"pin": "yes"}, 400),
+        ({"forever": True}, 400),
+    ],
+)
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "Some text", "max_tokens": 2}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}),
+    ],
+)
+def test_kv_hints_are_checked_when_a_body_has_them(
+    server: DryServer, path: str, body: dict[str, Any], hints: dict[str, Any], status: int
+) -> None:
+    answer = server.client.post(path, json={**body, "kv_hints": hints})
+    assert answer.status_code == status, answer.text
+    if status == 400:
+        assert answer.json()["error"]["param"].startswith("kv_hints")

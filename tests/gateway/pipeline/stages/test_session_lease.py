@@ -1,0 +1,89 @@
+"""Leases between gateway and engine: what is learned of sessions, and pins within a client's budget."""
+
+import json
+from typing import Any
+
+import pytest
+
+from mini_infer_gateway.fleet.return_times import RequestKind
+from mini_infer_gateway.pipeline.stages.session_lease import request_kind
+from tests.support.fake_engine import FakeEngine
+from tests.support.running_gateway import RunningGateway, running_gateway
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"messages": [{"role": "user", "content": "hi"}]}, "chat"),
+        ({"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}, "tools"),
+        ({"messages": [{"role": "tool", "content": "4"}], "tools": TOOLS}, "result"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "result"),
+        ({"input": [{"type": "function_call_output", "output": "4"}]}, "result"),
+        ({"input": "hi", "tools": TOOLS}, "tools"),
+        ({"prompt": "hi"}, "chat"),
+        ({"messages": [], "tools": []}, "chat"),
+        ({"messages": [7]}, "chat"),
+        ({"messages": {"role": "tool"}}, "chat"),
+    ],
+)
+def test_requests_are_told_apart_by_their_last_message_and_tools(fields: dict[str, Any], kind: RequestKind) -> None:
+    assert request_kind(fields) == kind
+
+
+async def converse(gateway: RunningGateway, turns: int) -> None:
+    text = "x" * 100
+    for _ in range(turns):
+        async with gateway.chat(text) as response:
+            assert response.status == 200
+        text += "y" * 40
+
+
+@pytest.mark.parametrize("kv_leases", [True, False])
+async def test_engines_get_a_lease_when_sessions_have_returned_often(kv_leases: bool) -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, kv_leases=kv_leases) as gateway:
+        await gateway.settled()
+        await converse(gateway, 16)
+        leases = [headers.get("x-mini-infer-kv-lease") for headers in engine.headers]
+        assert leases[0] is None
+        assert (leases[-1] is not None) == kv_leases
+        if kv_leases:
+            assert 0 < float(leases[-1] or 0) < 60
+        async with gateway.client.get(gateway.url + "/metrics") as response:
+            count = 'mini_infer_gateway_session_gap_seconds_count{kind="text"} 15.0'
+            assert (count in await response.text()) == kv_leases
+
+
+async def test_leases_of_clients_do_not_reach_engines_when_they_send_the_header() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        headers = {"x-mini-infer-kv-lease": "99"}
+        async with gateway.client.post(gateway.url + "/v1/chat/completions", json=body, headers=headers) as response:
+            assert response.status == 200
+        assert "x-mini-infer-kv-lease" not in engine.headers[0]
+
+
+async def test_a_pin_becomes_an_ordinary_lease_when_the_client_has_pinned_too_much() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, max_pinned_tokens=300) as gateway:
+        await gateway.settled()
+        for hints in (
+            {"pin": True, "ttl_s": 60},
+            {"pin": True},
+            {"pin": True, "ttl_s": 60},
+            {"done": True},
+            "pin",
+            None,
+        ):
+            body = {"model": "m", "messages": [{"role": "user", "content": "z" * 100}], "kv_hints": hints}
+            async with gateway.client.post(gateway.url + "/v1/chat/completions", json=body) as response:
+                assert response.status == 200
+        got = [json.loads(body)["kv_hints"] for body in engine.bodies]
+        assert got == [
+            {"pin": True, "ttl_s": 60},
+            {"pin": True},
+            {"pin": False, "ttl_s": 60},
+            {"done": True},
+            "pin",
+            None,
+        ]
