@@ -267,8 +267,8 @@ UNREAD: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["bitsandbytes", "--quantization int4"],
     ),
     "HQQ": (
-        {"quantization_config": {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 8}}}},
-        ["HQQ", "--quantization int8"],
+        {"quantization_config": {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 3}}}},
+        ["HQQ", "--quantization int4"],
     ),
     "torchao": (
         {"quantization_config": {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnly"}}}},
@@ -289,6 +289,7 @@ WIDENED: dict[str, dict[str, Any]] = {
     "bitsandbytes": {
         "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     },
+    "HQQ": {"quantization_config": {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4}}}},
     "bitsandbytes, 8 bits": {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
 }
 

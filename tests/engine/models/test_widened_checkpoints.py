@@ -1,4 +1,4 @@
-"""Checkpoints of MLX and bitsandbytes: logits are those of the weights that they stand for."""
+"""Checkpoints of MLX, bitsandbytes and HQQ: logits are those of the weights that they stand for."""
 
 import json
 import re
@@ -71,6 +71,29 @@ def bits_of_8(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     return tensors, integers.float() * most[:, None] / 127
 
 
+def hqq(name: str, weight: torch.Tensor, bits: int, axis: int) -> tuple[Tensors, torch.Tensor]:
+    """Groups of 32 numbers as rows (axis 1) or columns; the first part of the rows is in the highest bits."""
+    path, most = name.removesuffix(".weight"), 2**bits - 1
+    groups = weight.reshape(-1, 32) if axis else weight.reshape(32, -1)
+    low, high = groups.amin(axis, keepdim=True), groups.amax(axis, keepdim=True)
+    scale = (high - low) / most
+    zero = -low / scale
+    integers = (groups / scale + zero).round().clamp(0, most).to(torch.uint8)
+    packed = torch.zeros_like(integers[: len(integers) * bits // 8])
+    for place, part in enumerate(integers.split(len(packed))):
+        packed |= part << (8 - bits * (place + 1))
+    numbers = {"nbits": bits, "axis": axis, "group_size": 32, "channel_wise": 1, "view_as_float": 0}
+    tensors = {f"{path}.{part}": torch.tensor([number], dtype=torch.int32) for part, number in numbers.items()}
+    tensors |= {f"{path}.W_q": packed, f"{path}.scale": scale, f"{path}.zero": zero}
+    tensors[f"{path}.shape"] = torch.tensor(weight.shape, dtype=torch.int32)
+    return tensors, ((integers - zero) * scale).reshape(weight.shape)
+
+
+def hqq_config(bits: int) -> dict[str, Any]:
+    quant_config = {"weight_quant_params": {"nbits": bits, "group_size": 32}, "scale_quant_params": None}
+    return {"quantization_config": {"quant_method": "hqq", "quant_config": quant_config, "skip_modules": ["lm_head"]}}
+
+
 MIXED = {"group_size": 32, "bits": 4, "model.layers.0.mlp.down_proj": {"group_size": 16, "bits": 8}}
 BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 FORMS: dict[str, tuple[dict[str, Any], Callable[[str, torch.Tensor], tuple[Tensors, torch.Tensor]]]] = {
@@ -85,6 +108,13 @@ FORMS: dict[str, tuple[dict[str, Any], Callable[[str, torch.Tensor], tuple[Tenso
         {"quantization": MIXED, "quantization_config": MIXED},
         lambda name, weight: mlx(name, weight, *((8, 16) if "layers.0.mlp.down_proj" in name else (4, 32))),
     ),
+    **{
+        f"hqq {bits} bits, axis {axis}": (
+            hqq_config(bits),
+            lambda name, weight, bits=bits, axis=axis: hqq(name, weight, bits, axis),
+        )
+        for bits, axis in ((8, 1), (4, 1), (4, 0), (2, 1))
+    },
     "nf4": ({"quantization_config": BITSANDBYTES}, lambda name, weight: bits_of_4(name, weight, nested=False)),
     "nf4 twice": ({"quantization_config": BITSANDBYTES}, lambda name, weight: bits_of_4(name, weight, nested=True)),
     "int8": (
@@ -94,6 +124,10 @@ FORMS: dict[str, tuple[dict[str, Any], Callable[[str, torch.Tensor], tuple[Tenso
 }
 
 
+def has_plain_head(config: dict[str, Any]) -> bool:
+    return "quant_method" in config.get("quantization_config", {})
+
+
 def quantise(folder: Path, form: str, model: Any) -> None:
     """Quantises a folder, and gives transformers' model the weights that it stands for."""
     config, quantised = FORMS[form]
@@ -101,7 +135,7 @@ def quantise(folder: Path, form: str, model: Any) -> None:
     (folder / "config.json").write_text(json.dumps(fields | config))
     tensors, state = load_file(folder / "model.safetensors"), model.state_dict()
     for name in list(tensors):
-        if LINEAR.fullmatch(name) and not ("bitsandbytes" in str(config) and ("embed" in name or "head" in name)):
+        if LINEAR.fullmatch(name) and not (has_plain_head(config) and ("embed" in name or "head" in name)):
             made, exact = quantised(name, tensors.pop(name))
             tensors |= made
             state[name].copy_(exact)
@@ -136,6 +170,9 @@ def test_weights_are_quantised_again_when_a_widened_checkpoint_is_rounded(tmp_pa
 BROKEN: dict[str, tuple[str, str, torch.Tensor | None, str]] = {
     "no biases": ("mlx 4 bits", "model.layers.1.mlp.up_proj.biases", None, r"up_proj\.weight.*scales and biases"),
     "other groups": ("mlx 4 bits", "model.layers.1.mlp.up_proj.scales", torch.ones(96, 3), "scales and biases"),
+    "no scale": ("hqq 4 bits, axis 1", "model.layers.1.mlp.up_proj.scale", None, r"up_proj\.W_q.*scale is missing"),
+    "bits": ("hqq 4 bits, axis 1", "model.layers.1.mlp.up_proj.nbits", torch.tensor([3]), "3 bits"),
+    "shape": ("hqq 4 bits, axis 1", "model.layers.1.mlp.up_proj.shape", torch.tensor([96, 65]), r"\[96, 65\]"),
     "state": ("nf4", "model.layers.1.mlp.up_proj.weight.quant_state.bitsandbytes__nf4", torch.zeros(9).byte(), "state"),
     "short": ("nf4", "model.layers.1.mlp.up_proj.weight", torch.zeros(9, 1).byte(), r"\[96, 64\]"),
     "no table": ("nf4", "model.layers.1.mlp.up_proj.weight.quant_map", None, "quant_map"),

@@ -1,4 +1,4 @@
-"""Reads safetensors of MLX's and bitsandbytes' forms as unquantised tensors, dequantised when they are read."""
+"""Reads safetensors of MLX's, bitsandbytes' and HQQ's forms as unquantised tensors, dequantised when they are read."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.quantization.widened import WidenedForm
+from mini_infer_engine.config.quantization.widened import HQQ_BITS, WidenedForm
 from mini_infer_engine.layers.placement import Part
 from mini_infer_engine.models.weights.checkpoint import StoredTensor
 from mini_infer_engine.models.weights.safetensors_checkpoint import SafetensorsCheckpoint, read_whole
@@ -21,6 +21,15 @@ _WORD_BITS = 32
 _BNB_STATE = ".quant_state.bitsandbytes__"
 _BNB_8_BITS = ".SCB"
 _INT8_MOST = 127.0
+_HQQ_VALUES = ".W_q"
+_HQQ_PARTS = frozenset(
+    {
+        *("W_q", "scale", "zero", "shape", "nbits", "group_size", "axis", "packing", "channel_wise", "optimize"),
+        *("round_zero", "unpack_view_dtype", "view_as_float", "quant_scale", "quant_zero", "compute_dtype"),
+        *("offload_meta", "encoded_state_dict", "stores_quant_config"),
+    }
+)
+"""The tensors of a layer in HQQ's state beside its bias."""
 _Read = Callable[[str], Tensor]
 
 
@@ -96,6 +105,27 @@ class _EightBits:
         return read(f"{self.path}.weight").float() * scales.unsqueeze(-1)
 
 
+@dataclass(frozen=True, slots=True)
+class _HalfQuadratic:
+    """HQQ's form (Badri and Shaji 2023, half-quadratic quantization): (integer - zero) * scale, by groups.
+
+    Groups are rows of the packed matrix, or its columns, before it gets the weight's shape. Its rows share bytes with
+    those of its other half, or quarters; the first are in the highest bits.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    bits: int
+
+    def dequantized(self, read: _Read) -> Tensor:
+        """Returns the weight in fp32."""
+        packed = read(f"{self.path}{_HQQ_VALUES}")
+        mask = (1 << self.bits) - 1
+        integers = torch.cat([(packed >> shift) & mask for shift in range(8 - self.bits, -1, -self.bits)])
+        scale, zero = (read(f"{self.path}.{name}").float() for name in ("scale", "zero"))
+        return ((integers.float() - zero) * scale).reshape(self.shape)
+
+
 class WidenedCheckpoint(SafetensorsCheckpoint):
     """Presents quantised weights as those that they stand for."""
 
@@ -103,10 +133,11 @@ class WidenedCheckpoint(SafetensorsCheckpoint):
         """Raises ModelError if a file is missing or broken, or a weight's tensors do not fit each other."""
         super().__init__(directory, reads_images=reads_images)
         self._stored = self.tensors
-        find = self._affine if form.kind == "mlx" else self._bitsandbytes
-        self._weights = find(form)
+        finders = {"mlx": self._affine, "bitsandbytes": self._bitsandbytes, "hqq": self._half_quadratic}
+        self._weights = finders[form.kind](form)
         parts = tuple(f"{name}." for name in self._weights)
-        hidden = {f"{path}.{part}" for path in self._paths() for part in ("scales", "biases", "SCB", "weight_format")}
+        others = _HQQ_PARTS if form.kind == "hqq" else ("scales", "biases", "SCB", "weight_format")
+        hidden = {f"{path}.{part}" for path in self._paths() for part in others}
         plain = {
             name: tensor for name, tensor in self._stored.items() if name not in hidden and not name.startswith(parts)
         }
@@ -116,7 +147,8 @@ class WidenedCheckpoint(SafetensorsCheckpoint):
         return [name.removesuffix(".weight") for name in self._weights]
 
     def _widened(self, name: str) -> StoredTensor:
-        stored = self._stored[name]
+        values = f"{name.removesuffix('.weight')}{_HQQ_VALUES}"
+        stored = self._stored.get(name) or self._stored[values]
         size = stored.bytes_read(None)
         return StoredTensor(stored.file, self._weights[name].shape, torch.float32, stored.stored_as, size)
 
@@ -186,6 +218,31 @@ class WidenedCheckpoint(SafetensorsCheckpoint):
                 if order in self._stored and self._whole(order).any():
                     raise _unfit(self._stored[order], "integers in another order than by rows are not read")
                 weights[f"{path}.weight"] = _EightBits(path, integers.shape)
+        return weights
+
+    def _half_quadratic(self, form: WidenedForm) -> dict[str, _Quantised]:
+        """Finds HQQ's weights: those with packed integers, their scales, zeros and shape."""
+        del form
+        weights: dict[str, _Quantised] = {}
+        for name, packed in self._stored.items():
+            path = name.removesuffix(_HQQ_VALUES)
+            if path == name:
+                continue
+            parts = {part: self._stored.get(f"{path}.{part}") for part in ("scale", "zero", "shape", "nbits")}
+            if missing := [part for part, tensor in parts.items() if tensor is None]:
+                raise _unfit(packed, f"its {missing[0]} is missing, or quantised, too, which is not read")
+            shape = tuple(self._whole(f"{path}.shape").flatten().tolist())
+            bits = int(self._whole(f"{path}.nbits").flatten()[0])
+            if packed.dtype != torch.uint8 or bits not in HQQ_BITS:
+                raise _unfit(packed, f"{bits} bits as {packed.dtype}: of HQQ 8, 4 and 2 bits in bytes are read")
+            rows, columns = packed.shape[0] * (8 // bits), packed.shape[1] if len(packed.shape) == 2 else 0
+            scale = parts["scale"]
+            assert scale is not None
+            if rows * columns != int(np.prod(shape)) or scale.shape not in ((rows, 1), (1, columns), (1, 1)):
+                raise _unfit(
+                    packed, f"shapes {list(packed.shape)} and {list(scale.shape)} are not those of {list(shape)}"
+                )
+            weights[f"{path}.weight"] = _HalfQuadratic(path, shape, bits)
         return weights
 
     def _state(self, name: str) -> dict[str, Any]:
