@@ -15,6 +15,8 @@ from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
 _REGISTER_M = 64
 """Rows up to which weights are widened in registers."""
+_WIDENED = 1 << 28
+"""Weights that are widened at once for more rows: only output layers have more."""
 
 
 @triton.jit
@@ -253,7 +255,11 @@ def grouped_weight_linear(
     if not m:
         return out
     if m > _REGISTER_M:
-        torch.mm(x, widened_groups(weight, x.dtype).t(), out=out)
+        at_once = max(1, _WIDENED // k)
+        for begin in range(0, n, at_once):
+            rows = slice(begin, begin + at_once)
+            part = weight if at_once >= n else weight.at(rows)
+            torch.mm(x, widened_groups(part, x.dtype).t(), out=out[:, rows])
         return out if bias is None else out.add_(bias)
     narrow = x.dtype == torch.float32  # without tensor cores larger tiles do not fit the registers
     block_m = min(16 if narrow else 64, max(16, next_power_of_2(m)))
