@@ -28,7 +28,7 @@ from mini_infer_operator.yaml_output import to_yaml
 _HEADER = "# Made from contract/mini_infer_contract/resources by `make crds`; do not edit.\n"
 _READY = '.status.conditions[?(@.type=="Ready")]'
 _ROLE = '.status.roles[?(@.name=="{}")].ready'
-_COLUMNS = [
+_COLUMNS: list[dict[str, str | int]] = [
     {"name": "Ready", "type": "string", "jsonPath": f"{_READY}.status"},
     {"name": "Reason", "type": "string", "jsonPath": f"{_READY}.reason"},
     {"name": "Model", "type": "string", "jsonPath": ".status.model"},
@@ -38,6 +38,7 @@ _COLUMNS = [
     {"name": "Decode", "type": "string", "jsonPath": _ROLE.format("decode")},
     {"name": "TP", "type": "string", "jsonPath": ".status.tensorParallel"},
     {"name": "GPUs", "type": "integer", "jsonPath": ".status.gpus"},
+    {"name": "Canary", "type": "string", "jsonPath": ".status.canary.phase", "priority": 1},
     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
 ]
 
@@ -48,7 +49,7 @@ _SCALE = {
 }
 """The scale subresource: the fields that `kubectl scale`, HorizontalPodAutoscalers and KEDA read and write."""
 
-_SCALER_COLUMNS = [
+_SCALER_COLUMNS: list[dict[str, str | int]] = [
     {"name": "Service", "type": "string", "jsonPath": ".spec.service"},
     {"name": "Role", "type": "string", "jsonPath": ".spec.role"},
     {"name": "Wanted", "type": "integer", "jsonPath": ".spec.replicas"},
@@ -57,7 +58,7 @@ _SCALER_COLUMNS = [
     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
 ]
 _SCALER_SCALE = {**_SCALE, "specReplicasPath": ".spec.replicas"}
-_PRESET_COLUMNS = [
+_PRESET_COLUMNS: list[dict[str, str | int]] = [
     {"name": "Families", "type": "string", "jsonPath": ".spec.match.families"},
     {"name": "GPU", "type": "string", "jsonPath": ".spec.match.gpu"},
     {"name": "Image", "type": "string", "jsonPath": ".spec.image"},
@@ -113,7 +114,7 @@ def _definition(
     kind: str,
     plural: str,
     short: list[str],
-    columns: list[dict[str, str]],
+    columns: list[dict[str, str | int]],
     scale: dict[str, str] | None,
     root: dict[str, Any],
     scope: str = "Namespaced",

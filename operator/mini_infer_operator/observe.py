@@ -103,6 +103,10 @@ class ObservedCanary:
     stable: RevisionWindow = RevisionWindow()
     is_reported: bool = False
     """True if a gateway has reported lately."""
+    revision: str = ""
+    """The new revision that the figures are about."""
+    step: int = 0
+    """Index of the step that they are about."""
 
 
 @dataclass(frozen=True, slots=True)

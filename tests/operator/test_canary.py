@@ -70,6 +70,14 @@ def edited(cluster: Cluster, gateway: StubGateway, name: str, image: str) -> tup
     return old, new
 
 
+def works(cluster: Cluster) -> bool:
+    """True once an operator that was just started has reconciled a service."""
+    try:
+        return cluster.reconciles() > 0
+    except OSError:
+        return False
+
+
 def events(cluster: Cluster, name: str, reason: str) -> list[str]:
     found = cluster.plane.kubectl("get", "events", "-o", "json", f"--field-selector=reason={reason}").stdout
     return [item["message"] for item in json.loads(found)["items"] if item["involvedObject"]["name"] == name]
@@ -112,7 +120,7 @@ def test_revisions_are_promoted_and_rolled_back_by_figures(
     monkeypatch.chdir(tmp_path)
     with OperatorProcess(plane_with_pods, tmp_path / "second", *flags) as operator:
         cluster = Cluster(plane_with_pods, operator.url)
-        cluster.wait_for_reconcile(0)
+        wait(lambda: works(cluster))
         cluster.look_again("bad")
         assert (phase(cluster, "bad"), running(cluster, "bad")) == ("RolledBack", {old: 2})
         assert cluster.status("bad")["revision"] == new, "the spec still asks for it"

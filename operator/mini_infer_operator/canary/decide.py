@@ -13,9 +13,11 @@ from mini_infer_operator.canary.judge import Breach, breach_of
 from mini_infer_operator.canary.policy import CanaryPolicy, canary_policy
 from mini_infer_operator.canary.state import EDITED_BACK, CanaryState, read_canary
 from mini_infer_operator.launch import service_revision
-from mini_infer_operator.observe import Observed, ObservedWorkload
+from mini_infer_operator.observe import Observed, ObservedCanary, ObservedWorkload
 from mini_infer_operator.resource import ANNOTATION_ABORT, ANNOTATION_PROMOTE, ANSWERING_ROLES, InferenceService
 
+ENOUGH_SAMPLES = 4
+"""Answers that are compared, as a multiple of those that must be: engines have better things to do than more."""
 FIGURES_EVERY = timedelta(seconds=10)
 """The least time between two writes of figures that decide nothing."""
 
@@ -62,6 +64,8 @@ def _continued(
     if wanted.get(ANNOTATION_ABORT) == state.revision:
         return _rolled_back(state, Breach("Aborted", "aborted by hand"))
     state = replace(state, steps=len(policy.steps), step=min(state.step, len(policy.steps) - 1))
+    if (observed.canary.revision, observed.canary.step) != (state.revision, state.step):
+        observed = replace(observed, canary=ObservedCanary())  # of another step, or of another canary
     engines = [workload for workload in observed.workloads if workload.revision == state.revision]
     if not any(role.replicas for role in service.roles.values()):
         return replace(state, step_began=None, reason="ScaledToZero", message=f"{_where(state)} waits for engines")
@@ -72,7 +76,8 @@ def _continued(
     if breach is not None:
         return _rolled_back(state, breach)
     step = policy.steps[state.step]
-    state = replace(state, weight=step.weight, mirror=step.mirror, replay=policy.analysis.samples > 0)
+    replays = state.replays < ENOUGH_SAMPLES * policy.analysis.samples
+    state = replace(state, weight=step.weight, mirror=step.mirror, replay=replays)
     waits = _why_it_waits(service, policy, state, observed, engines, now)
     if waits is not None:
         return waits

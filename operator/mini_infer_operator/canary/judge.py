@@ -16,6 +16,10 @@ LEAST_FAILURES = 3
 HIGHEST_PERCENTILE = 0.95
 SAMPLES_ABOVE = 3
 """Samples that lie above the compared percentile at least, so that one slow request decides nothing."""
+CONFIDENCE = 1.64
+"""Standard deviations of a percentile by which it is taken lower for the new revision and higher for the old one: with
+95 % confidence each, the real ones differ at least as much. Few requests so need a large difference.
+"""
 LEAST_DIFFERENCES_S = {"ttft": 0.020, "itl": 0.002, "whole": 0.002}
 """Seconds by which a latency must differ besides its ratio: less is noise of a fast engine."""
 _NAMES = {
@@ -107,15 +111,21 @@ def _latencies(limits: Analysis, seen: ObservedCanary) -> Breach | None:
         if samples < max(1, limits.min_requests):
             continue
         share = max(0.5, min(HIGHEST_PERCENTILE, 1 - SAMPLES_ABOVE / samples))
-        slow_s, usual_s = percentile_s(new, share), percentile_s(stable, share)
+        slow_s = percentile_s(new, max(0.0, share - _margin(share, sum(new))))
+        usual_s = percentile_s(stable, min(1.0, share + _margin(share, sum(stable))))
         if slow_s > limits.max_latency_ratio * usual_s and slow_s - usual_s > least_s:
             reason, name = _NAMES[kind]
             message = (
-                f"p{100 * share:.0f} of the {name} is {1000 * slow_s:.1f} ms, against {1000 * usual_s:.1f} ms at the "
-                f"old revision (limit {limits.max_latency_ratio:g} times)"
+                f"p{100 * share:.0f} of the {name} is at least {1000 * slow_s:.1f} ms in {sum(new)} requests, against "
+                f"at most {1000 * usual_s:.1f} ms at the old revision (limit {limits.max_latency_ratio:g} times)"
             )
             return Breach(reason, message)
     return None
+
+
+def _margin(share: float, samples: int) -> float:
+    """Returns how far the percentile of so many samples may lie from the real one, as a share of the samples."""
+    return float(CONFIDENCE * (share * (1 - share) / samples) ** 0.5)
 
 
 def _memory(limits: Analysis, seen: ObservedCanary) -> Breach | None:

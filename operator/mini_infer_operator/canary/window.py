@@ -86,7 +86,8 @@ class CanaryWindow:
         if self._key is None:
             return ObservedCanary()
         new, stable = (self._window(each) for each in self._key)
-        return ObservedCanary(new, stable, is_reported=self._now_s - self._heard_s < UNHEARD_S)
+        is_reported = self._now_s - self._heard_s < UNHEARD_S
+        return ObservedCanary(new, stable, is_reported, self._key[0], self._step)
 
     def _window(self, revision: str) -> RevisionWindow:
         step, whole = self._of_step.get(revision, _Sums()), self._of_all.get(revision, _Sums())

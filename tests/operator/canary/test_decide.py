@@ -59,15 +59,18 @@ class World:
         """One pass of the operator, and what engines do until the next."""
         self.now += timedelta(seconds=seconds)
         service = parse_service(self.spec)
-        observed = Observed(self.workloads, canary=self.seen)
+        before = read_canary(self.status)
+        about = ("", 0) if before is None else (before.revision, before.step)
+        seen = replace(self.seen, revision=about[0], step=about[1])
+        observed = Observed(self.workloads, canary=seen)
         canary = decide_canary(service, observed, self.status, self.now)
         plan = make_plan(service, observed, self.now, canary)
         self.status = service_status(
             service, observed, plan, None, url=None, previous=self.status, now=self.now, canary=canary
         )
         self.states.append(canary)
-        before = {(w.role, w.revision): w for w in self.workloads}
-        self.workloads = [self._carried_out(w.role, w.revision, w.replicas, before) for w in plan.workloads]
+        old = {(w.role, w.revision): w for w in self.workloads}
+        self.workloads = [self._carried_out(w.role, w.revision, w.replicas, old) for w in plan.workloads]
 
     def _carried_out(
         self, role: str, revision: str, replicas: int, before: dict[tuple[str, str], ObservedWorkload]
@@ -171,6 +174,18 @@ def test_a_bad_revision_is_rolled_back_when_it_breaks_a_limit(weight: int, seen:
     world.step()
     assert world.canary.reason == reason
     rolled_back(world, world.revision, old)
+
+
+def test_figures_of_another_canary_are_not_judged() -> None:
+    world = serving()
+    world.edit(2048)
+    for _ in range(4):
+        world.step()
+    bad = ObservedCanary(RevisionWindow(requests=9, errors=9), GOOD, is_reported=True, revision="another")
+    observed = Observed(world.workloads, canary=bad)
+    decided = decide_canary(parse_service(world.spec), observed, world.status, world.now)
+    assert decided is not None
+    assert decided.is_running
 
 
 def test_a_crashing_engine_rolls_its_revision_back_when_no_gateway_reports() -> None:

@@ -8,10 +8,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
+from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.fleet.backlog import Backlog
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.registry import Fleet
@@ -20,7 +21,7 @@ from mini_infer_gateway.metrics import Outcome
 from mini_infer_gateway.pipeline.call import Call, Copy
 from mini_infer_gateway.pipeline.canary.figures import CanaryFigures
 from mini_infer_gateway.pipeline.canary.mirror import Mirror, copied_body
-from mini_infer_gateway.pipeline.canary.replay import Replay, may_replay
+from mini_infer_gateway.pipeline.canary.replay import Divergence, Replay, may_replay
 from mini_infer_gateway.routing.base import Candidate
 from mini_infer_gateway.routing.filters.canary_share import share_point
 from mini_infer_gateway.routing.router import Router
@@ -33,6 +34,9 @@ MAX_SENT: Final = 16
 """Copies and replays that are sent at a time."""
 REPLAY_PAUSE_S: Final = 2.0
 """Seconds between the beginnings of two replays of one service."""
+
+QUIET_S: Final = 0.5
+"""Seconds after a replay from which copies are timed."""
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +78,9 @@ class CanaryCopies:
     ) -> None:
         self._fleet, self._router, self._ledger, self._backlog = fleet, router, ledger, backlog
         self._figures, self._clock = figures, clock
-        self._mirror, self._replay = Mirror(upstream, clock), Replay(upstream)
+        self._mirror, self._replay = Mirror(upstream, clock, self._is_quiet), Replay(upstream)
+        self._replayed_s = float("-inf")
+        self._replaying = 0
         self._retained = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._replay_due_s: dict[str, float] = {}
@@ -142,12 +148,24 @@ class CanaryCopies:
             await self._mirror.send(copy, body, request_id, decision, counts)
         old = self._idle([one for one in current if one.canary is None and one.resumes])
         if copy.replayed and is_ours and old is not None:
-            found = await self._replay.compare(path, fields, old.endpoint, decision.decode)
+            found = await self._compare(path, fields, old, decision.decode)
             if found is not None and found.nats is not None:
                 counts.diverged(found.nats)
             elif found is not None:
                 counts.unscored += 1
                 log.warning("revision %s did not score an answer: %s", copy.revision, found.detail)
+
+    async def _compare(self, path: str, fields: dict[str, Any], old: Candidate, new: Endpoint) -> Divergence | None:
+        self._replaying += 1
+        try:
+            return await self._replay.compare(path, fields, old.endpoint, new)
+        finally:
+            self._replaying -= 1
+            self._replayed_s = self._clock()
+
+    def _is_quiet(self) -> bool:
+        """True if no replay has kept engines busy for a moment: copies have no priority over it."""
+        return not self._replaying and self._clock() - self._replayed_s > QUIET_S
 
     def _idle(self, candidates: list[Candidate]) -> Candidate | None:
         """Returns the candidate with the fewest requests, if none waits there."""

@@ -39,6 +39,10 @@ _ERRORS: Final = frozenset((Outcome.SERVER_ERROR.value, Outcome.BROKE.value, Out
 TOO_MANY_REQUESTS: Final = 429
 
 
+WARM_UP: Final = 5
+"""Streams and answers of each revision whose latencies are not counted: the first ones of an engine are slow."""
+
+
 def _no_latencies() -> list[int]:
     return [0] * (len(LATENCY_BUCKETS_S) + 1)
 
@@ -58,11 +62,27 @@ class RevisionCounts:
     itl: list[int] = field(default_factory=_no_latencies)
     whole: list[int] = field(default_factory=_no_latencies)
     divergence: list[int] = field(default_factory=lambda: [0] * (len(DIVERGENCE_BUCKETS) + 1))
+    timed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("ttft", "itl", "whole"), 0))
+    """Latencies of each kind so far, those of the warm-up included."""
 
     def first_token(self, seconds: float, uncached_tokens: int) -> None:
         """Counts the time to the first token of a stream, for each unit of uncached prompt tokens begun."""
         units = 1 + max(0, uncached_tokens - 1) // FIRST_TOKEN_UNIT_TOKENS
-        self.ttft[bucket_of(seconds / units)] += 1
+        self._count("ttft", seconds / units)
+
+    def between_tokens(self, seconds: float) -> None:
+        """Counts the mean time between two tokens of a stream."""
+        self._count("itl", seconds)
+
+    def whole_answer(self, seconds: float) -> None:
+        """Counts the time for each token of an answer that is no stream."""
+        self._count("whole", seconds)
+
+    def _count(self, kind: str, seconds: float) -> None:
+        self.timed[kind] += 1
+        if self.timed[kind] > WARM_UP:
+            counts: list[int] = getattr(self, kind)
+            counts[bucket_of(seconds)] += 1
 
     def diverged(self, nats: float) -> None:
         """Counts an answer that was scored."""
@@ -182,9 +202,9 @@ class _Trace:
             counts.requests += 1
             output = progress.tokens if progress else self._output
             if self._is_stream and output > 1:
-                counts.itl[bucket_of((now_s - self._first_s) / (output - 1))] += 1
+                counts.between_tokens((now_s - self._first_s) / (output - 1))
             elif not self._is_stream and progress is None and output > 0:
-                counts.whole[bucket_of((now_s - self._sent_s) / output)] += 1
+                counts.whole_answer((now_s - self._sent_s) / output)
 
 
 def _unless_empty(counts: list[int]) -> list[int]:

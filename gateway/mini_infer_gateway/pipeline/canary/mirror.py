@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from mini_infer_contract.launch import DRAINING_HEADER, REQUEST_ID_HEADER
-from mini_infer_contract.scaling import bucket_of
 from mini_infer_gateway.console.request_log import completion_tokens_of
 from mini_infer_gateway.http.sse import has_error, without_comments
 from mini_infer_gateway.http.upstream import Headers, Upstream, UpstreamError
@@ -28,8 +27,11 @@ _TAIL_BYTES: Final = 2048
 class Mirror:
     """Sends copies over the gateway's connections."""
 
-    def __init__(self, upstream: Upstream, clock: Callable[[], float]) -> None:
-        self._upstream, self._clock = upstream, clock
+    def __init__(
+        self, upstream: Upstream, clock: Callable[[], float], is_timed: Callable[[], bool] = lambda: True
+    ) -> None:
+        """`is_timed` returns False while latencies say nothing, since the gateway itself keeps the engine busy."""
+        self._upstream, self._clock, self.is_timed = upstream, clock, is_timed
 
     async def send(self, copy: Copy, body: bytes, request_id: str, decision: Decision, counts: RevisionCounts) -> None:
         """Sends one copy to the engines of `decision`, and counts how it went. Raises nothing but CancelledError."""
@@ -65,12 +67,14 @@ class Mirror:
         if response.status >= 400 or last_error:
             return True
         ended_s, tokens = self._clock(), completion_tokens_of(tail)
+        if not self.is_timed():
+            return False
         if is_stream:
             counts.first_token(first_s - began_s, copy.request.prompt_tokens - decision.hit_tokens)
             if tokens > 1:
-                counts.itl[bucket_of((ended_s - first_s) / (tokens - 1))] += 1
+                counts.between_tokens((ended_s - first_s) / (tokens - 1))
         elif tokens > 0:
-            counts.whole[bucket_of((ended_s - began_s) / tokens)] += 1
+            counts.whole_answer((ended_s - began_s) / tokens)
         return False
 
 

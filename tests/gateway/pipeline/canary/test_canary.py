@@ -14,6 +14,7 @@ from mini_infer_contract.rollouts import ROLLOUTS_PATH, GatewayRollouts, Revisio
 from mini_infer_gateway.endpoints.base import Listed, Service
 from mini_infer_gateway.endpoints.canary import Canary
 from mini_infer_gateway.pipeline.canary import copies
+from mini_infer_gateway.pipeline.canary.figures import WARM_UP
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import RunningGateway, running_gateway, until
 
@@ -85,7 +86,7 @@ Pair = tuple[ScoringEngine, ScoringEngine]
 async def test_requests_are_shared_and_counted_by_revision_when_a_canary_has_a_weight(engines: Pair) -> None:
     old, new = engines
     async with rollout(Canary("r2", 0.5), old, new) as gateway:
-        assert set(await chats(gateway, 40, stream=True)) == {200}
+        assert set(await chats(gateway, 60, stream=True)) == {200}
         found = await figures(gateway)
         by_session = []
         for session in ("x", "y", "z"):
@@ -93,9 +94,9 @@ async def test_requests_are_shared_and_counted_by_revision_when_a_canary_has_a_w
             await chats(gateway, 6, user=session)
             by_session.append(len(new.bodies) - before)
     assert {found["r1"].requests, found["r2"].requests} != {0}
-    assert (found["r1"].requests + found["r2"].requests, found["r1"].errors, found["r2"].errors) == (40, 0, 0)
-    assert 8 <= found["r2"].requests <= 32
-    assert sum(found["r2"].ttft_counts) == found["r2"].requests
+    assert (found["r1"].requests + found["r2"].requests, found["r1"].errors, found["r2"].errors) == (60, 0, 0)
+    assert 12 <= found["r2"].requests <= 48
+    assert sum(found["r2"].ttft_counts) == found["r2"].requests - WARM_UP
     assert set(by_session) <= {0, 6}, "a session stays with its revision"
 
 
@@ -115,14 +116,14 @@ async def test_copies_are_sent_after_the_answer_and_dropped_when_traffic_is_mirr
         async with gateway.chat("hello", temperature=0.5) as response:
             assert (await response.json())["served_by"] == "old"
         await until(lambda: len(new.bodies) == 1)
-        await chats(gateway, 3, stream=True)
-        await until(lambda: len(new.bodies) == 4)
+        await chats(gateway, WARM_UP + 3, stream=True)
+        await until(lambda: len(new.bodies) == WARM_UP + 4)
         await until(lambda: not gateway.app._copies._tasks)
         found = await figures(gateway)
     copy = json.loads(new.bodies[0])
     assert (copy["messages"][0]["content"], copy["temperature"], copy["priority"]) == ("hello", 0.5, 1_000_000)
     assert new.headers[0]["x-request-id"].startswith("canary-")
-    assert (found["r2"].requests, found["r2"].copies, found["r2"].errors) == (4, 4, 0)
+    assert (found["r2"].requests, found["r2"].copies, found["r2"].errors) == (WARM_UP + 4, WARM_UP + 4, 0)
     assert sum(found["r2"].ttft_counts) == 3
 
 

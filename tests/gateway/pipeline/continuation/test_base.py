@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
+import msgspec
 import pytest
 
 from mini_infer_contract.launch import Endpoint
+from mini_infer_gateway.endpoints.base import Listed, Service
+from mini_infer_gateway.endpoints.canary import Canary
 from mini_infer_gateway.pipeline.continuation.base import DONE, Continuation, can_be_continued, split_engine_death
 from tests.engine.server.dry_server import HANG_S, environment, free_port, serve_command
 from tests.support.fake_engine import FakeEngine
@@ -523,6 +526,30 @@ async def test_a_stream_is_continued_when_the_only_engine_restarts(dry_engines: 
         await until(lambda: bool(gateway.app.fleet.endpoints[engine.name].streaming))
         engine.kill()
         engine.start()
+        text, _ = await pending
+        assert text == f"You said: {QUESTION * 2}"
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.0], ids=["judged", "rolled back"])
+async def test_a_stream_of_a_canary_is_continued_by_the_old_revision_when_its_only_engine_dies(
+    weight: float, dry_engines: Sequence[Engine]
+) -> None:
+    async with serving(*dry_engines) as (old, new), running_gateway() as gateway:
+        listed = [
+            Listed(msgspec.structs.replace(engine.endpoint, service="default/dry", revision=engine.name))
+            for engine in (old, new)
+        ]
+
+        def publish(share: float) -> None:
+            service = Service("default/dry", "", "dry", canary=Canary(new.name, share))
+            gateway.source.publish(listed, [service])
+
+        publish(1.0)
+        await gateway.settled()
+        pending = asyncio.create_task(reported(gateway, QUESTION * 2))
+        await until(lambda: bool(gateway.app.fleet.endpoints[new.name].streaming))
+        publish(weight)
+        new.kill()
         text, _ = await pending
         assert text == f"You said: {QUESTION * 2}"
 
