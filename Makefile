@@ -7,12 +7,13 @@ CR ?= examples/demo.yaml
 PYTEST_ARGS ?=
 MINUTES ?= 15
 FUZZ_ARGS ?=
+KREW_URI ?= https://example.org/kubectl-infer.tar.gz
 COSTS := $(CURDIR)/.pytest_cache/costs
 # Whoever has it set would wait for each process to compile what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-to-run up test test-benchmarks test-costs test-schemas test-features test-models check format e2e e2e-gpu test-gpu test-gpu2 test-real conformance fuzz crds dashboards console lock clean
+.PHONY: help install install-to-run up test test-benchmarks test-costs test-schemas test-features test-kubernetes test-models check format e2e e2e-gpu e2e-kind-gpu kind-gpu krew test-gpu test-gpu2 test-real conformance fuzz crds dashboards console lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -28,7 +29,7 @@ up: install-to-run ## the whole platform on this machine; prints a curl line; Ct
 	@exec $(BIN)/mini-infer up -f $(CR) --port $(PORT)
 
 test: install ## everything that needs no GPU; skipped tests print the reason; what fails runs once more, alone
-	@OMP_NUM_THREADS=1 scripts/pytest_again.sh $(BIN)/python -n 4 --dist loadfile -m 'not gpu and not gpu2 and not e2e and not schemas and not features and not models and not real' $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 scripts/pytest_again.sh $(BIN)/python -n 4 --dist loadfile -m 'not gpu and not gpu2 and not e2e and not schemas and not features and not models and not kubernetes and not real' $(PYTEST_ARGS)
 
 test-benchmarks: install ## every benchmark once, tiny, on a CPU; make test has these too
 	@OMP_NUM_THREADS=1 AGAIN_CACHE=.pytest_cache/benchmarks scripts/pytest_again.sh $(BIN)/python -n 2 tests/benchmarks/test_smoke.py $(PYTEST_ARGS)
@@ -40,6 +41,9 @@ test-costs: install ## what each test costs a processor, written to tests/costs.
 
 test-schemas: install ## structured output of 300 JSON schemas, four outputs each; make test has 30
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m schemas tests/engine/structured $(PYTEST_ARGS)
+
+test-kubernetes: install ## all that the operator makes and the chart renders, against the fields of Kubernetes 1.30 to 1.36
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/operator/test_kubernetes_versions.py $(PYTEST_ARGS)
 
 test-features: install ## every pair of features on a CPU, as docs/features.md tells it
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m features tests/engine/test_features.py tests/engine/server/test_kv_transfer_of_models.py $(PYTEST_ARGS)
@@ -61,8 +65,19 @@ format: install ## format and auto-fix
 e2e: install ## chart, operator, gateway and engine on a cluster that runs containers (KUBECONFIG or E2E_NODE)
 	@scripts/pytest_again.sh $(BIN)/python -s -m 'e2e and not gpu' tests/e2e $(PYTEST_ARGS)
 
-e2e-gpu: install ## examples/gpu.yaml on a node with GPUs, changed under load (E2E_NODE)
+e2e-gpu: install ## examples/gpu.yaml on a node with GPUs, changed under load (E2E_NODE; without it, make e2e-kind-gpu)
 	@$(BIN)/python -m pytest -s -m 'e2e and gpu' tests/e2e/test_gpu.py $(PYTEST_ARGS)
+
+kind-gpu: ## a kind cluster in .kind-gpu whose node has this machine's GPUs; needs Docker with NVIDIA's runtime, kind, kubectl
+	@scripts/kind_gpu.sh up .kind-gpu
+	@echo 'export KUBECONFIG=$(CURDIR)/.kind-gpu/kubeconfig.host   # scripts/kind_gpu.sh down .kind-gpu removes it'
+
+e2e-kind-gpu: install ## make e2e-gpu on a kind cluster of its own, with images built by Docker; needs root or sudo
+	@E2E_NODE='$(CURDIR)/scripts/kind_gpu.sh' E2E_NODE_ADDRESS=auto E2E_BUILD='$(CURDIR)/scripts/docker_image.sh' $(MAKE) --no-print-directory e2e-gpu
+
+krew: install ## dist/kubectl-infer.tar.gz and dist/infer.yaml, the krew plugin `kubectl infer`; KREW_URI is where it will be
+	@$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	@$(BIN)/python scripts/krew_plugin.py dist/mini_infer-*-py3-none-any.whl dist --uri '$(KREW_URI)'
 
 test-gpu: install ## the tests that need an NVIDIA GPU
 	@OMP_NUM_THREADS=2 $(BIN)/python -m pytest -n 6 --dist worksteal -m gpu tests/gpu tests/engine/runtime $(PYTEST_ARGS)

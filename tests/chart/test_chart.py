@@ -20,13 +20,19 @@ needs_helm = pytest.mark.skipif(HELM is None, reason="helm is neither in KUBEBUI
 pytestmark = pytest.mark.cluster
 
 
-def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+def helm(*arguments: str, version: str = "1.36.0") -> subprocess.CompletedProcess[str]:
     assert HELM is not None
-    return subprocess.run([HELM, *arguments, "--kube-version=1.36.0"], capture_output=True, text=True, timeout=60)
+    return subprocess.run([HELM, *arguments, f"--kube-version={version}"], capture_output=True, text=True, timeout=60)
 
 
 def render(*settings: str) -> list[dict[str, Any]]:
-    done = helm("template", "mini-infer", str(CHART), "--namespace=here", *(f"--set={setting}" for setting in settings))
+    return templates(*settings, version="1.36.0")
+
+
+def templates(*settings: str, version: str) -> list[dict[str, Any]]:
+    """Returns what the chart renders for a version of Kubernetes."""
+    flags = ["--namespace=here", *(f"--set={setting}" for setting in settings)]
+    done = helm("template", "mini-infer", str(CHART), *flags, version=version)
     assert done.returncode == 0, done.stderr
     return [item for item in yaml.safe_load_all(done.stdout) if item]
 

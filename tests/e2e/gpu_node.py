@@ -18,7 +18,7 @@ from tests.e2e.cluster import NodeCluster
 from tests.e2e.commands import ROOT, log_line, run
 from tests.support.checkout import LIBRARIES, python_path
 
-NODE_ADDRESS = "10.77.0.1"
+NODE_ADDRESS = os.environ.get("E2E_NODE_ADDRESS", "10.77.0.1")
 PORT = 8088
 NAME = "mini-infer-engine-cuda:e2e"
 APP_PATH = "/app/bin"
@@ -27,8 +27,6 @@ APP_PATH = "/app/bin"
 
 class GpuNode(NodeCluster):
     """Made by `up`; its gateway is at `url`."""
-
-    url = f"http://{NODE_ADDRESS}:{PORT}"
 
     def __init__(self, node: str, folder: Path, gpus: str) -> None:
         super().__init__(node, folder / "node", "--gpus", gpus)
@@ -39,6 +37,12 @@ class GpuNode(NodeCluster):
             shared.mkdir()
             shared.chmod(0o777)
         folder.chmod(0o755)
+        address = self._internal_address() if NODE_ADDRESS == "auto" else NODE_ADDRESS
+        self.url = f"http://{address}:{PORT}"
+
+    def _internal_address(self) -> str:
+        (node,) = self.get("nodes")
+        return next(str(a["address"]) for a in node["status"]["addresses"] if a["type"] == "InternalIP")
 
     def allocatable(self) -> int:
         (node,) = self.get("nodes")

@@ -3,6 +3,7 @@
 With two GPUs also prefill and decode apart, and an engine of two ranks, asked through the gateway.
 
 E2E_NODE       a program that makes the node: PROGRAM up DIR --gpus G, and exec, load, down
+E2E_NODE_ADDRESS the node's address (default: 10.77.0.1), or auto: its InternalIP, as with scripts/kind_gpu.sh
 E2E_GPUS       what is given to --gpus: real (default), or a number where GPUs are only counted
 E2E_GPU_TARGET the Dockerfile's target: engine-cuda (default), or engine-cpu where GPUs are only counted
 E2E_GPU_BUILD  a program that builds the engine's image: tests/e2e/host_image.sh with its HOST_IMAGE and HOST_PACKAGES,
