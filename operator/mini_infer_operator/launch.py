@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from mini_infer_contract.launch import DEMO_MODEL
@@ -11,6 +12,7 @@ from mini_infer_operator.resource import (
     EngineSpec,
     InferenceService,
     KvCache,
+    ModelCache,
     Parallelism,
     PodTemplate,
     ResourceRequirements,
@@ -27,7 +29,7 @@ CACHE_FOLDER = "mini-infer"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """The source of the weights. Exactly one of `demo`, `path`, `claim`, `image` and `hub_id` is set."""
+    """The source of the weights. Exactly one of `demo`, `path`, `claim`, `host_path`, `image` and `hub_id` is set."""
 
     demo: bool = False
     path: str | None = None
@@ -35,6 +37,8 @@ class ModelSource:
     claim: str | None = None
     """A PersistentVolumeClaim, with `claim_path` inside it ("" is its root)."""
     claim_path: str = ""
+    host_path: str | None = None
+    """A folder of the node, with `claim_path` inside it, onto which the pod copies the model itself."""
     image: str | None = None
     """An image whose files are the model, with `image_path` inside it ("" is its root)."""
     image_path: str = ""
@@ -42,12 +46,14 @@ class ModelSource:
     """organisation/name, with `hub_revision` (branch, tag or commit)."""
     hub_revision: str | None = None
     copied_from: str | None = None
-    """The URI from which a Job copies the model onto `claim`; None if it is where it is."""
+    """The URI from which the model is copied, by a Job onto `claim` and by each pod onto `host_path`; None if it is
+    where it is.
+    """
 
     @property
     def mounted_path(self) -> str | None:
         """The folder of the model in the volume that the pod mounts for it; None if it mounts none."""
-        if self.claim is not None:
+        if self.claim is not None or self.host_path is not None:
             return self.claim_path
         return None if self.image is None else self.image_path
 
@@ -73,6 +79,8 @@ class Launch:
     """Tiers of the KV cache beside the GPU; None if there are none."""
     kv_disk_folder: str = ""
     """The folder of these engines on the disk of the KV cache: services may share a disk."""
+    access: Mapping[str, Any] = field(default_factory=dict)
+    """`env` and `envFrom` of the container that copies the model onto its node; empty if none does."""
 
     @property
     def nodes(self) -> int:
@@ -85,10 +93,11 @@ def cached_folder(uri: str) -> str:
     return f"{CACHE_FOLDER}/{hashlib.sha256(uri.encode()).hexdigest()[:16]}"
 
 
-def model_source(uri: str, cache_claim: str | None = None) -> ModelSource:
-    """Parses `spec.model.uri`; the rules have already checked its form. `cache_claim` is the claim of its cache."""
-    if cache_claim is not None:
-        return ModelSource(claim=cache_claim, claim_path=cached_folder(uri), copied_from=uri)
+def model_source(uri: str, cache: ModelCache | None = None) -> ModelSource:
+    """Parses `spec.model.uri`; the rules have already checked its form."""
+    if cache is not None:
+        folder = cached_folder(uri)
+        return ModelSource(claim=cache.claim, host_path=cache.host_path, claim_path=folder, copied_from=uri)
     if uri == DEMO_MODEL:
         return ModelSource(demo=True)
     scheme, _, rest = uri.partition("://")
@@ -216,7 +225,8 @@ def launch_of(service: InferenceService, role: str, default_image: str) -> Launc
     return Launch(
         image=service.spec.image or default_image,
         model_name=service.model_name,
-        source=model_source(service.spec.model.uri, cache.claim if cache is not None else None),
+        source=model_source(service.spec.model.uri, cache),
+        access=source_access(cache) if cache is not None and cache.host_path is not None else {},
         arguments=engine_arguments(spec.engine or EngineSpec()),
         token_secret=service.spec.model.token_secret,
         resources=resources_of(spec),
@@ -229,8 +239,13 @@ def launch_of(service: InferenceService, role: str, default_image: str) -> Launc
     )
 
 
-_NOT_HASHED: Any = {"name": True, "cache": {"env", "env_from", "service_account_name"}}
-"""Fields of `spec.model` that change no engine's pod; the name is hashed apart."""
+_ACCESS = {"env", "env_from", "service_account_name"}
+"""Fields of `spec.model.cache` that change no engine's pod, if a Job copies."""
+
+
+def source_access(cache: ModelCache) -> dict[str, Any]:
+    """Returns what the user gives a copy to reach the model: variables, and a ServiceAccount."""
+    return cache.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"claim", "host_path"})
 
 
 def template_hash(service: InferenceService, role: str, default_image: str) -> str:
@@ -240,11 +255,13 @@ def template_hash(service: InferenceService, role: str, default_image: str) -> s
     Replicas are left out, so scaling keeps the hash; so are fields at their defaults, so a new optional field of a
     newer operator rolls nothing.
     """
+    by_job = service.spec.model.cache is None or service.spec.model.cache.claim is not None
+    others: Any = {"name": True, **({"cache": _ACCESS} if by_job else {})}
     parts: dict[str, Any] = {
         "role": role,
         "image": service.spec.image or default_image,
         "name": service.model_name,
-        "model": service.spec.model.model_dump(mode="json", exclude_defaults=True, exclude=_NOT_HASHED),
+        "model": service.spec.model.model_dump(mode="json", exclude_defaults=True, exclude=others),
         "spec": service.roles[role].model_dump(mode="json", exclude_defaults=True, exclude={"replicas", "scaling"}),
     }
     return _digest(json.dumps(parts, sort_keys=True, separators=(",", ":")))

@@ -92,6 +92,8 @@ def uses_of(role: str, spec: RoleSpec) -> Iterator[Use]:
 def uses_of_cache(cache: ModelCache) -> Iterator[Use]:
     """Yields the Secrets and the ServiceAccount that the pod which copies a model is given."""
     fields = cache.model_dump(by_alias=True, exclude_none=True)
+    if "hostPath" in fields:
+        yield Use("spec.model.cache.hostPath", "privileged")
     if "serviceAccountName" in fields:
         yield Use("spec.model.cache.serviceAccountName", service_account=fields["serviceAccountName"])
     yield from _of_environment("spec.model.cache", fields)

@@ -322,7 +322,8 @@ def _copying(cache: ModelCacheStatus | None) -> str:
     if cache is None or cache.state not in ("Waiting", "Copying"):
         return ""
     share = "" if cache.percent is None else f" ({cache.percent} % of {(cache.total_bytes or 0) / 1e9:.1f} GB)"
-    return f"; the model is being copied onto claim {cache.claim}{share}"
+    where = f"onto claim {cache.claim}" if cache.claim is not None else f"into {cache.host_path} of a node"
+    return f"; the model is being copied {where}{share}" if cache.claim is not None or cache.state == "Copying" else ""
 
 
 def _ready(failure: PermanentFailure | None, look: _Look, copying: str) -> Verdict:

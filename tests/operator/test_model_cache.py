@@ -120,3 +120,10 @@ def test_the_example_is_accepted_when_a_job_of_ones_own_copies(cluster: Cluster)
     assert command[:2] == ["mini-infer", "fetch"]
     options = build_parser().parse_args(command[2:])
     assert str(options.folder) == "/weights/qwen3/0.6b", "which examples/volume.yaml serves"
+
+
+def test_pods_copy_onto_their_nodes_and_the_status_says_so_when_the_cache_is_a_host_path(cluster: Cluster) -> None:
+    model = {"uri": "s3://models/qwen3", "cache": {"hostPath": "/var/lib/models"}}
+    cluster.apply("onto-nodes", model=model, unified={"replicas": 1})
+    wait(lambda: cluster.ready("onto-nodes").get("reason") == "PodSecurity")
+    assert jobs_of(cluster, "onto-nodes") == []

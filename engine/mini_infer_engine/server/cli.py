@@ -38,6 +38,7 @@ from mini_infer_engine.dry.vocabulary import DRY_MODEL
 from mini_infer_engine.kv_transfer.transfer_port import TransferPort
 from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.server.admin_socket import admin_socket
+from mini_infer_engine.server.model_lock import locked_model
 from mini_infer_engine.server.vllm_flags import split_flags, vllm_flags
 from mini_infer_engine.weight_transfer.addresses import split_address
 from mini_infer_engine.weight_transfer.exchange import WeightExchange
@@ -130,7 +131,8 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
         from mini_infer_engine.server.worker_node import WorkerNode
 
         worker = WorkerNode(settings, node, server.drain_timeout_s, server.log_level, server.log_format, peers.key)
-        return worker.run(listening)
+        with locked_model(settings.model):
+            return worker.run(listening)
     _warn_of_open_ports(server, peers)
     fault = transfer_fault(settings) if server.listening_transfer_port else missing_port_fault(server, settings)
     if fault is not None:
@@ -157,6 +159,8 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
     )
     failure = ""
     with ExitStack() as stack:
+        if dry_run is None:
+            stack.enter_context(locked_model(settings.model))
         try:
             admin = stack.enter_context(admin_socket(server.admin_socket))
         except OSError as error:

@@ -19,12 +19,14 @@ from mini_infer_operator.objects.image_volumes import image_volume_remedy
 from mini_infer_operator.objects.kinds import CHILD_KINDS
 from mini_infer_operator.objects.model_cache import (
     LOOK_AGAIN_S,
+    copying_pods,
     is_complete,
     model_cache_failure,
     model_cache_job,
     model_cache_job_name,
     model_cache_status,
     models_in_use,
+    node_copy_status,
 )
 from mini_infer_operator.objects.model_implementations import ModelImplementations
 from mini_infer_operator.objects.names import engines_service_name
@@ -168,12 +170,23 @@ class ClusterBackend:
         """Adds how far the copy of the model is, if the spec asks for one."""
         if service.spec.model.cache is None:
             return observed
+        if service.spec.model.cache.claim is None:
+            return await self._with_node_copies(service, observed)
         name = model_cache_job_name(service)
         job = self._children["Job"].get(name)
         goes_on = job is not None and not is_complete(job) and model_cache_failure(job) is None
         progress = await self._copied.query(self._namespace, name) if self._copied is not None and goes_on else None
         stored = self._cache.get(KIND, self._namespace, self._name) or {}
         status = model_cache_status(service, job, progress, stored.get("status") or {})
+        look_again_s = min(observed.look_again_s, LOOK_AGAIN_S) if goes_on else observed.look_again_s
+        return replace(observed, model_cache=status, look_again_s=look_again_s)
+
+    async def _with_node_copies(self, service: InferenceService, observed: Observed) -> Observed:
+        """Adds how far copies onto nodes are: the pod that answers is the one that copies, others wait for it."""
+        url = next((url for pod in copying_pods(self._pods) if (url := pod_url(pod, HTTP_PORT)) is not None), None)
+        progress = await self._copied.query_url(url) if self._copied is not None and url is not None else None
+        status = node_copy_status(service, self._pods, progress)
+        goes_on = status is not None and status.state == "Copying"
         look_again_s = min(observed.look_again_s, LOOK_AGAIN_S) if goes_on else observed.look_again_s
         return replace(observed, model_cache=status, look_again_s=look_again_s)
 
@@ -197,7 +210,9 @@ class ClusterBackend:
         revisions, settings = self._ours("ControllerRevision", service), self._settings
         frozen = frozen_templates(self._workloads(service), revisions)
         new = {w.role for w in plan.workloads if w.launch is not None and (w.role, w.revision) not in frozen}
-        copies = model_cache_job_name(service) not in self._children["Job"]
+        cache = service.spec.model.cache
+        by_job = cache is not None and cache.claim is not None
+        copies = model_cache_job_name(service) not in self._children["Job"] if by_job else bool(new)
         failure = settings.pod_security.failure(service, new, copies=copies)
         if failure is not None:
             return failure
@@ -234,7 +249,7 @@ class ClusterBackend:
         """Returns the Job that copies the model, or [] if the spec asks for no cache."""
         cache = service.spec.model.cache
         launch = next((workload.launch for workload in plan.workloads if workload.launch is not None), None)
-        if cache is None or launch is None:
+        if cache is None or cache.claim is None or launch is None:
             return []
         if (made := self._children["Job"].get(model_cache_job_name(service))) is not None:
             return [{"kind": "Job", "metadata": made["metadata"]}]

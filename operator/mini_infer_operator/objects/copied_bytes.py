@@ -26,7 +26,11 @@ class CopiedBytes:
         pods, _ = await self._api.list("Pod", namespace, f"{JOB_NAME_LABEL}={job}")
         running = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Running"]
         url = pod_url(running[0], HTTP_PORT) if running else None
-        answer = await read_answer(self._session, url + PROGRESS_PATH, _Progress) if url is not None else None
+        return await self.query_url(url) if url is not None else None
+
+    async def query_url(self, url: str) -> tuple[int, int | None] | None:
+        """Returns the same of the pod at this URL; None if it does not answer."""
+        answer = await read_answer(self._session, url + PROGRESS_PATH, _Progress)
         return None if answer is None else (answer.bytes, answer.total_bytes)
 
 

@@ -7,14 +7,14 @@ engines are found.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from mini_infer_contract.launch import HTTP_PORT
 from mini_infer_operator.gpus import gpu_resources
-from mini_infer_operator.launch import CACHE_FOLDER, Launch, cached_folder, model_source
+from mini_infer_operator.launch import CACHE_FOLDER, Launch, cached_folder, model_source, source_access
 from mini_infer_operator.objects.metadata import Manifest, child_metadata
 from mini_infer_operator.objects.observed_workloads import pods_of
-from mini_infer_operator.objects.pod import MODEL_MOUNT, tolerating_gpus, unprivileged
+from mini_infer_operator.objects.pod import MODEL_MOUNT, MODEL_VOLUME, tolerating_gpus, unprivileged
 from mini_infer_operator.resource import GROUP, InferenceService, ModelCache, ModelCacheStatus, Reason
 from mini_infer_operator.status import PermanentFailure
 
@@ -34,12 +34,12 @@ _OF_THE_TEMPLATE = ("imagePullSecrets", "nodeSelector", "tolerations", "affinity
 def model_cache_job(
     service: InferenceService, launch: Launch, pull_policy: str | None, kept: Iterable[str]
 ) -> Manifest | None:
-    """Returns the Job of a service, run from the image of `launch`; None if the spec asks for no cache.
+    """Returns the Job of a service, run from the image of `launch`; None if the spec asks for no cache on a claim.
 
     `kept` are names of folders of other models on the claim that are still used; what else is there is deleted.
     """
     model = service.spec.model
-    if model.cache is None:
+    if model.cache is None or model.cache.claim is None:
         return None
     name = model_cache_job_name(service)
     labels = {"app.kubernetes.io/name": "mini-infer-fetch", LABEL_MODEL_CACHE: service.metadata.name}
@@ -61,7 +61,7 @@ def model_cache_job_name(service: InferenceService) -> str:
     """Returns the name of the Job for a service's model and claim, and the access that it is given to the model."""
     model = service.spec.model
     claim = model.cache.claim if model.cache is not None else ""
-    access = _access(model.cache) if model.cache is not None else {}
+    access = source_access(model.cache) if model.cache is not None else {}
     text = f"{model.uri} {claim}" + (f" {json.dumps(access, sort_keys=True)}" if access else "")
     return f"{service.metadata.name}-model-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
@@ -116,6 +116,42 @@ def model_cache_status(
     )
 
 
+def node_copy_status(
+    service: InferenceService, pods: Iterable[Mapping[str, Any]], progress: tuple[int, int | None] | None
+) -> ModelCacheStatus | None:
+    """Returns how far copies onto nodes are, by the service's pods; None if the spec asks for none.
+
+    `progress` are the bytes that a copying pod has reported, and those of the whole model.
+    """
+    cache = service.spec.model.cache
+    if cache is None or cache.host_path is None:
+        return None
+    copying, done = copying_pods(pods), any(_has_copied(pod) for pod in pods)
+    state: Literal["Waiting", "Copying", "Ready"] = "Copying" if copying else "Ready" if done else "Waiting"
+    copied, total = progress if copying and progress is not None else (None, None)
+    return ModelCacheStatus(
+        host_path=cache.host_path,
+        state=state,
+        copied_bytes=copied,
+        total_bytes=total,
+        percent=100 if state == "Ready" else min(100, 100 * copied // total) if copied is not None and total else None,
+    )
+
+
+def copying_pods(pods: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns the pods that copy a model onto their node now, or wait for another pod that does."""
+    return [pod for pod in pods if "running" in _copy_state(pod)]
+
+
+def _has_copied(pod: Mapping[str, Any]) -> bool:
+    return _copy_state(pod).get("terminated", {}).get("exitCode") == 0
+
+
+def _copy_state(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    containers = (pod.get("status") or {}).get("initContainerStatuses") or ()
+    return next((c.get("state") or {} for c in containers if c.get("name") == MODEL_VOLUME), {})
+
+
 def model_cache_failure(job: Mapping[str, Any]) -> PermanentFailure | None:
     """Returns the failure of a Job that Kubernetes has given up; None while it goes on, and once it is complete."""
     failed = _condition(job, "Failed")
@@ -135,13 +171,8 @@ def is_complete(job: Mapping[str, Any]) -> bool:
     return _condition(job, "Complete") is not None
 
 
-def _access(cache: ModelCache) -> dict[str, Any]:
-    """Returns what the user gives the copy to reach the model: variables, and a ServiceAccount."""
-    return cache.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"claim"})
-
-
 def _pod(uri: str, cache: ModelCache, launch: Launch, pull_policy: str | None, kept: Iterable[str]) -> dict[str, Any]:
-    access = _access(cache)
+    access = source_access(cache)
     given = {"HOME": "/tmp", "PYTHONUNBUFFERED": "1"}
     theirs = access.get("env", [])
     ours = [{"name": k, "value": v} for k, v in given.items() if k not in {item["name"] for item in theirs}]

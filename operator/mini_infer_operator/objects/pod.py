@@ -14,7 +14,7 @@ from mini_infer_contract.launch import (
     TRANSFER_PORT,
 )
 from mini_infer_operator.gpus import gpu_resources
-from mini_infer_operator.launch import Addresses, Launch, grace_s, serve_arguments
+from mini_infer_operator.launch import Addresses, Launch, grace_s, model_source, serve_arguments
 from mini_infer_operator.objects.kv_cache import (
     kv_disk_mounts,
     kv_disk_volumes,
@@ -42,6 +42,8 @@ process has none, and the pod would stay until its grace period ends, while a gr
 DEFAULT_REQUESTS = {"cpu": "250m", "memory": "512Mi"}
 MODEL_MOUNT = "/model"
 MODEL_VOLUME = "mini-infer-model"
+SOURCE_VOLUME, SOURCE_MOUNT = "mini-infer-source", "/source"
+"""The claim of a pvc:// model that a pod copies onto its node."""
 SCRATCH_VOLUME = "mini-infer-tmp"
 SHARED_MEMORY = "/dev/shm"
 SHARED_MEMORY_VOLUME = "mini-infer-shm"
@@ -114,6 +116,9 @@ def _pod_spec(
     if launch.source.claim is not None:
         claim = {"claimName": launch.source.claim, "readOnly": True}
         volumes.append({"name": MODEL_VOLUME, "persistentVolumeClaim": claim})
+    if launch.source.host_path is not None:
+        volumes.append({"name": MODEL_VOLUME, "hostPath": {"path": launch.source.host_path, "type": "Directory"}})
+        volumes += _copied_volumes(launch)
     if launch.source.image is not None:
         volumes.append({"name": MODEL_VOLUME, "image": {"reference": launch.source.image}})
     volumes += kv_disk_volumes(launch.kv_cache)
@@ -125,7 +130,8 @@ def _pod_spec(
     }
     if gpu_resources(launch.resources):
         overrides["tolerations"] = tolerating_gpus(overrides.get("tolerations", []))
-    waiting = [_model_wait(launch, pull_policy)] if launch.source.copied_from is not None else []
+    copies = launch.source.host_path is not None
+    waiting = [_model_wait(launch, pull_policy, copies=copies)] if launch.source.copied_from is not None else []
     if waiting or "initContainers" in overrides:
         users = [_hardened(container) for container in overrides.get("initContainers", [])]
         overrides["initContainers"] = waiting + users
@@ -143,18 +149,45 @@ def _pod_spec(
     }
 
 
-def _model_wait(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
-    """Returns the container that ends once the model is on its volume: the Job that copies it may take longer."""
+def _copied_volumes(launch: Launch) -> list[dict[str, Any]]:
+    """Returns the volume of a pvc:// model that the pod copies onto its node; [] for others."""
+    source = model_source(launch.source.copied_from or "") if _copies_claim(launch) else None
+    claim = {"claimName": source.claim, "readOnly": True} if source is not None else {}
+    return [{"name": SOURCE_VOLUME, "persistentVolumeClaim": claim}] if claim else []
+
+
+def _copies_claim(launch: Launch) -> bool:
+    return launch.source.host_path is not None and (launch.source.copied_from or "").startswith("pvc://")
+
+
+def _model_copy(launch: Launch) -> tuple[list[str], list[dict[str, Any]]]:
+    """Returns arguments and mounts of the container that copies the model onto its node."""
+    uri, mounts = launch.source.copied_from or "", [{"name": MODEL_VOLUME, "mountPath": MODEL_MOUNT}]
+    if _copies_claim(launch):
+        uri = f"{SOURCE_MOUNT}/{model_source(uri).claim_path}".rstrip("/")
+        mounts.append({"name": SOURCE_VOLUME, "mountPath": SOURCE_MOUNT})
+    folder = f"{MODEL_MOUNT}/{launch.source.claim_path}"
+    return [uri, folder, f"--progress-port={HTTP_PORT}", "--make-room"], mounts
+
+
+def _model_wait(launch: Launch, pull_policy: str | None, *, copies: bool) -> dict[str, Any]:
+    """Returns the container that ends once the model is on its volume: the Job that copies it may take longer.
+
+    `copies`: there is no Job, and the first container of a node to get there copies.
+    """
+    arguments = ["--await", f"{MODEL_MOUNT}/{launch.source.claim_path}"]
+    mounts: list[dict[str, Any]] = [{"name": MODEL_VOLUME, "mountPath": MODEL_MOUNT, "readOnly": True}]
+    if copies:
+        arguments, mounts = _model_copy(launch)
     return {
         "name": MODEL_VOLUME,
         "image": launch.image,
         "command": ["mini-infer", "fetch"],
-        "args": ["--await", f"{MODEL_MOUNT}/{launch.source.claim_path}"],
-        "env": [{"name": "HOME", "value": "/tmp"}],
-        "volumeMounts": [
-            {"name": SCRATCH_VOLUME, "mountPath": "/tmp"},
-            {"name": MODEL_VOLUME, "mountPath": MODEL_MOUNT, "readOnly": True},
-        ],
+        "args": arguments,
+        "env": [{"name": "HOME", "value": "/tmp"}, *launch.access.get("env", ())],
+        **({"envFrom": launch.access["envFrom"]} if "envFrom" in launch.access else {}),
+        **({"ports": [{"name": "progress", "containerPort": HTTP_PORT}]} if copies else {}),
+        "volumeMounts": [{"name": SCRATCH_VOLUME, "mountPath": "/tmp"}, *mounts],
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
         "securityContext": {**unprivileged(), "readOnlyRootFilesystem": True},
         "terminationMessagePolicy": "FallbackToLogsOnError",

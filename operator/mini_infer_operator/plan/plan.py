@@ -114,8 +114,9 @@ def _waits_for_copy(observed: Observed, current: str) -> bool:
 
     An engine that exists has begun with a complete copy, which a Job that is made again only checks.
     """
+    cache = observed.model_cache
     started = sum(workload.replicas for workload in observed.workloads if workload.revision == current)
-    return observed.model_cache is not None and observed.model_cache.state != "Ready" and not started
+    return cache is not None and cache.claim is not None and cache.state != "Ready" and not started
 
 
 def _until_copied(service: InferenceService, observed: Observed, current: str, times: RolloutTimes) -> Plan:

@@ -68,17 +68,40 @@ class SecretKey(ApiModel):
 
 
 class ModelCache(ApiModel):
-    """A volume onto which the model is copied once, and from which all engines read it."""
+    """A volume, or a folder of each node, onto which the model is copied once, and from which engines read it."""
 
-    claim: ObjectName
+    rules = (
+        Rule(
+            "has(self.claim) != has(self.hostPath)",
+            "cache needs exactly one of claim and hostPath",
+            lambda c: (c.claim is None) != (c.host_path is None),
+        ),
+        Rule(
+            "!has(self.hostPath) || !self.hostPath.matches('(^|/)[.][.]?(/|$)')",
+            "cache.hostPath is a folder of the node, such as /var/lib/models, without '.' and '..'",
+            lambda c: c.host_path is None or re.search(r"(^|/)[.][.]?(/|$)", c.host_path) is None,
+        ),
+        Rule(
+            "!has(self.hostPath) || !has(self.serviceAccountName)",
+            "cache.serviceAccountName is the copying pod's, and with hostPath engines' pods copy: write "
+            "template.spec.serviceAccountName",
+            lambda c: c.host_path is None or c.service_account_name is None,
+        ),
+    )
+    claim: ObjectName | None = None
     """A PersistentVolumeClaim of the service's namespace; ReadWriteMany if engines run on several nodes. Models are in
     folders of their own under `mini-infer/`.
+    """
+    host_path: str | None = Field(default=None, min_length=2, max_length=512, pattern=r"^/[^\s:]+$")
+    """A folder of every node, which exists there and belongs to user 65532. The first pod of a node copies, others
+    wait. Models are in folders of their own under `mini-infer/`; the least recently used ones are deleted when a copy
+    needs room.
     """
     env: Annotated[list[EnvironmentVariable], _BY_NAME[0]] | None = Field(
         default=None, max_length=32, json_schema_extra=_BY_NAME[1]
     )
-    """Variables of the copying container, such as AWS_ENDPOINT_URL, AWS_REGION and HTTPS_PROXY; changing them restarts
-    no engine.
+    """Variables of the copying container, such as AWS_ENDPOINT_URL, AWS_REGION and HTTPS_PROXY; with claim, changing
+    them restarts no engine.
     """
     env_from: list[EnvironmentFrom] | None = Field(default=None, max_length=8)
     """ConfigMaps and Secrets of which every key becomes a variable of the copying container, such as a Secret with
@@ -126,7 +149,7 @@ class ModelSpec(ApiModel):
             lambda m: m.cache is None or m.uri.startswith((*_COPIED, "pvc://")),
         ),
         Rule(
-            "!has(self.cache) || (self.uri != 'pvc://' + self.cache.claim && "
+            "!has(self.cache) || !has(self.cache.claim) || (self.uri != 'pvc://' + self.cache.claim && "
             "!self.uri.startsWith('pvc://' + self.cache.claim + '/'))",
             "cache.claim is the claim that uri names: leave cache out, or name another claim",
             lambda m: m.cache is None or m.uri.removeprefix("pvc://").partition("/")[0] != m.cache.claim,

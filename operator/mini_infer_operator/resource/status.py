@@ -114,10 +114,12 @@ class RoleStatus(ApiModel):
 class ModelCacheStatus(ApiModel):
     """The copy of the model on its volume."""
 
-    claim: str
+    claim: str | None = None
     """The PersistentVolumeClaim that has the copy."""
+    host_path: str | None = None
+    """The folder of nodes that have copies; the fields below are those of the copy that has begun last."""
     state: Literal["Waiting", "Copying", "Ready", "Failed"]
-    """Waiting: the Job has not begun. Copying. Ready: copied and verified. Failed: the Job's log says why."""
+    """Waiting: the copy has not begun. Copying. Ready: copied and verified. Failed: the Job's log says why."""
     copied_bytes: int | None = Field(default=None, ge=0)
     """Bytes that are on the volume."""
     total_bytes: int | None = Field(default=None, ge=0)

@@ -11,7 +11,9 @@ from mini_infer_operator.objects.model_cache import (
     model_cache_job_name,
     model_cache_status,
     models_in_use,
+    node_copy_status,
 )
+from mini_infer_operator.objects.pod import frozen_pods
 from mini_infer_operator.parse import parse_service
 from mini_infer_operator.pod_security import PodSecurity
 from mini_infer_operator.resource import InferenceService
@@ -24,7 +26,8 @@ FOLDER = cached_folder(URI)
 def service_of(
     uri: str = URI, claim: str | None = "weights", cache: dict[str, Any] | None = None, **unified: Any
 ) -> InferenceService:
-    model = {"uri": uri, "cache": None if claim is None else {"claim": claim, **(cache or {})}}
+    fields = {name: value for name, value in {"claim": claim, **(cache or {})}.items() if value is not None}
+    model = {"uri": uri, "cache": fields or None}
     return parse_service(changed({"metadata": {"uid": "u"}, "spec": {"model": model, "unified": unified}}))
 
 
@@ -171,3 +174,75 @@ def test_the_failure_says_where_the_reason_is_when_the_job_was_given_up() -> Non
     assert "kubectl logs job/demo-model-1" in failure.message
     assert model_cache_failure({"metadata": {"name": "j"}, "status": COMPLETE}) is None
     assert model_cache_failure({"metadata": {"name": "j"}}) is None
+
+
+def node_service(uri: str = URI, **cache: Any) -> InferenceService:
+    return service_of(uri, cache={"claim": None, "hostPath": "/var/lib/models", **cache})
+
+
+def pod_spec(service: InferenceService) -> dict[str, Any]:
+    launch = launch_of(service, "unified", "engine:1")
+    template = frozen_pods(service, "unified", "r", launch, "IfNotPresent")["template"]
+    return dict(template["spec"])
+
+
+def test_each_pod_copies_when_the_cache_is_a_folder_of_the_node() -> None:
+    variables = [{"name": "AWS_REGION", "value": "eu-west-1"}]
+    service = node_service("s3://models/qwen3", env=variables, envFrom=[{"secretRef": {"name": "hub-token"}}])
+    assert model_cache_job(service, launch_of(service, "unified", "engine:1"), None, ()) is None
+    spec, folder = pod_spec(service), cached_folder("s3://models/qwen3")
+    (copy,), (engine,) = spec["initContainers"], spec["containers"]
+    assert copy["args"] == ["s3://models/qwen3", f"/model/{folder}", "--progress-port=8000", "--make-room"]
+    assert copy["env"][1:] == variables
+    assert copy["envFrom"] == [{"secretRef": {"name": "hub-token"}}]
+    assert "envFrom" not in engine
+    assert {"name": "mini-infer-model", "hostPath": {"path": "/var/lib/models", "type": "Directory"}} in spec["volumes"]
+    mounts = {mount["name"]: mount.get("readOnly", False) for mount in copy["volumeMounts"]}
+    assert mounts == {"mini-infer-tmp": False, "mini-infer-model": False}
+    assert {"name": "mini-infer-model", "mountPath": "/model", "readOnly": True} in engine["volumeMounts"]
+    assert f"--model=/model/{folder}" in engine["args"]
+    # The variables are in engines' pods: other ones are another revision.
+    other = node_service("s3://models/qwen3", env=[{"name": "AWS_REGION", "value": "us-east-1"}])
+    assert service_revision(service, "engine:1") != service_revision(other, "engine:1")
+
+
+def test_the_source_is_mounted_read_only_when_a_pod_copies_a_claim_onto_its_node() -> None:
+    spec = pod_spec(node_service("pvc://archive/qwen3/8b"))
+    assert spec["initContainers"][0]["args"][0] == "/source/qwen3/8b"
+    volume = {"name": "mini-infer-source", "persistentVolumeClaim": {"claimName": "archive", "readOnly": True}}
+    assert volume in spec["volumes"]
+
+
+def test_a_folder_of_the_node_needs_the_privileged_profile() -> None:
+    failure = PodSecurity().failure(node_service(), ("unified",))
+    assert failure is not None
+    assert "spec.model.cache.hostPath (it needs --pod-security=privileged)" in failure.message
+    assert PodSecurity(profile="privileged").failure(node_service(), ("unified",)) is None
+
+
+def copying(state: dict[str, Any]) -> dict[str, Any]:
+    return {"status": {"initContainerStatuses": [{"name": "mini-infer-model", "state": state}]}}
+
+
+RUNNING, DONE = copying({"running": {}}), copying({"terminated": {"exitCode": 0}})
+FAULTY = copying({"terminated": {"exitCode": 1}})
+
+
+@pytest.mark.parametrize(
+    ("pods", "progress", "expected"),
+    [
+        ([], None, ("Waiting", None, None)),
+        ([{}, FAULTY, copying({"waiting": {}})], None, ("Waiting", None, None)),
+        ([RUNNING], None, ("Copying", None, None)),
+        ([RUNNING, DONE], (50, 200), ("Copying", 50, 25)),
+        ([DONE], (50, 200), ("Ready", None, 100)),
+    ],
+)
+def test_the_status_follows_the_pods_that_copy_onto_their_nodes(
+    pods: list[dict[str, Any]], progress: tuple[int, int] | None, expected: tuple[str, int | None, int | None]
+) -> None:
+    status = node_copy_status(node_service(), pods, progress)
+    assert status is not None
+    assert (status.state, status.copied_bytes, status.percent) == expected
+    assert (status.claim, status.host_path) == (None, "/var/lib/models")
+    assert node_copy_status(service_of(), pods, progress) is None

@@ -250,3 +250,11 @@ def test_running_engines_are_scaled_when_their_job_is_made_again() -> None:
     cache = ModelCacheStatus(claim="weights", state="Waiting")
     observed = Observed([ObservedWorkload("unified", current, 1, 1, 1)], default_image="engine:1", model_cache=cache)
     assert [(w.revision, w.replicas) for w in make_plan(service, observed, NOW).workloads] == [(current, 3)]
+
+
+def test_engines_start_at_once_when_they_copy_the_model_onto_their_nodes_themselves() -> None:
+    model = {"uri": "s3://models/qwen3", "cache": {"hostPath": "/var/lib/models"}}
+    service = parse_service(changed({"spec": {"model": model, "unified": {"replicas": 2}}}))
+    cache = ModelCacheStatus(host_path="/var/lib/models", state="Waiting")
+    plan = make_plan(service, Observed(default_image="engine:1", model_cache=cache), NOW)
+    assert [workload.replicas for workload in plan.workloads] == [2]

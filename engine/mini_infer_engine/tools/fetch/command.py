@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
+from mini_infer_engine.tools.fetch import neighbours
 from mini_infer_engine.tools.fetch.fill import Progress, fill, verify
 from mini_infer_engine.tools.fetch.manifest import FetchError, Manifest
-from mini_infer_engine.tools.fetch.neighbours import prune_neighbours
 from mini_infer_engine.tools.fetch.progress_server import ProgressServer
 from mini_infer_engine.tools.fetch.sources import source_of
 from mini_infer_engine.tools.fetch.wait import wait_until_complete
@@ -48,6 +48,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--prune",
         action="store_true",
         help="first delete the folders of models beside FOLDER that no --keep names, as the operator does",
+    )
+    parser.add_argument(
+        "--make-room",
+        action="store_true",
+        help="if space is short, delete models beside FOLDER that no engine reads, the least recently used first",
     )
     parser.add_argument(
         "--keep", action="append", default=[], metavar="NAME", help="a folder beside FOLDER that --prune leaves"
@@ -95,7 +100,7 @@ def _run(options: argparse.Namespace) -> Manifest:
     if options.awaits:
         return wait_until_complete(options.folder, time.sleep)
     source = source_of(options.source)
-    for name in prune_neighbours(options.folder, options.keep) if options.prune else ():
+    for name in neighbours.prune_neighbours(options.folder, options.keep) if options.prune else ():
         print(f"deleted {name}, which no service uses", flush=True)
     with nullcontext() if options.progress_port is None else ProgressServer(options.progress_port) as server:
 
@@ -104,7 +109,14 @@ def _run(options: argparse.Namespace) -> Manifest:
             if server is not None:
                 server.report(done, total)
 
-        return fill(options.folder, options.source, source, progress)
+        def make_room(num_bytes: int) -> None:
+            for name in neighbours.make_room(options.folder, num_bytes) if options.make_room else ():
+                print(f"deleted {name}, to make room", flush=True)
+
+        manifest = fill(options.folder, options.source, source, progress, make_room)
+        if options.make_room:
+            neighbours.touch(options.folder)
+        return manifest
 
 
 if __name__ == "__main__":

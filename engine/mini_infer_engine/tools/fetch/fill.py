@@ -32,8 +32,12 @@ Progress = Callable[[int, int | None], None]
 """Gets the bytes that are there, and those of the whole model; None if the source does not say."""
 
 
-def fill(folder: Path, uri: str, source: Source, progress: Progress) -> Manifest:
+def fill(
+    folder: Path, uri: str, source: Source, progress: Progress, make_room: Callable[[int], object] = lambda _: None
+) -> Manifest:
     """Fills the folder from the source, unless it is complete already, and returns its manifest.
+
+    `make_room` is called with the bytes that must be free before a copy begins.
 
     Raises:
         FetchError: the source is not readable, has other contents than it says, or the folder has another model or no
@@ -42,7 +46,7 @@ def fill(folder: Path, uri: str, source: Source, progress: Progress) -> Manifest
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder):
-            return _fill(folder, uri, source, progress)
+            return _fill(folder, uri, source, progress, make_room)
     except OSError as error:
         raise FetchError(f"{error.filename or folder}: {error.strerror or error}") from None
 
@@ -70,7 +74,7 @@ def verify(folder: Path, progress: Progress) -> Manifest:
     return manifest
 
 
-def _fill(folder: Path, uri: str, source: Source, progress: Progress) -> Manifest:
+def _fill(folder: Path, uri: str, source: Source, progress: Progress, make_room: Callable[[int], object]) -> Manifest:
     if (manifest := read_manifest(folder)) is not None:
         if manifest.source != uri:
             raise FetchError(f"{folder} has the model of {manifest.source}: name another folder, or delete this one")
@@ -80,7 +84,7 @@ def _fill(folder: Path, uri: str, source: Source, progress: Progress) -> Manifes
     files = source.files()
     sizes = [file.size for file in files]
     total = None if None in sizes else sum(size for size in sizes if size is not None)
-    _check_room(folder, files)
+    _check_room(folder, files, make_room)
     done, records = 0, dict[str, FileRecord]()
     for file in files:
         before = done
@@ -143,8 +147,9 @@ def check_sizes(folder: Path, manifest: Manifest) -> None:
             raise FetchError(f"{file} is not as {MANIFEST_NAME} says: delete the folder, and fetch the model again")
 
 
-def _check_room(folder: Path, files: list[SourceFile]) -> None:
+def _check_room(folder: Path, files: list[SourceFile], make_room: Callable[[int], object]) -> None:
     missing = sum(file.size or 0 for file in files if not (folder / file.name).is_file())
+    make_room(missing + _RESERVE_BYTES)
     free = shutil.disk_usage(folder).free
     if missing + _RESERVE_BYTES > free:
         raise FetchError(

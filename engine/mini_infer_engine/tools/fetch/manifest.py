@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-MANIFEST_NAME = "mini-infer-manifest.json"
+from mini_infer_contract.launch import MODEL_MANIFEST
+
+MANIFEST_NAME = MODEL_MANIFEST
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CHUNK_BYTES = 8 << 20
 _MOST_FILES = 10_000
