@@ -144,7 +144,7 @@ def copying_pods(pods: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _has_copied(pod: Mapping[str, Any]) -> bool:
-    return _copy_state(pod).get("terminated", {}).get("exitCode") == 0
+    return bool(_copy_state(pod).get("terminated", {}).get("exitCode") == 0)
 
 
 def _copy_state(pod: Mapping[str, Any]) -> Mapping[str, Any]:
