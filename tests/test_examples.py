@@ -52,7 +52,7 @@ def test_every_resource_can_be_planned(path: Path, capsys: pytest.CaptureFixture
     roles = [role for role in ("unified", "prefill", "decode") if role in spec]
     over_nodes = {role for role in roles if spec[role].get("parallelism", {}).get("nodes", 1) > 1}
     workloads = ["LeaderWorkerSet" if role in over_nodes else "Deployment" for role in roles]
-    kinds = ["Service", *["PodDisruptionBudget"] * len(roles)]
+    kinds = ["Service", "Service", *["PodDisruptionBudget"] * len(roles)]
     for workload in workloads:
         kinds += ["ControllerRevision", workload]
     assert [manifest["kind"] for manifest in manifests] == kinds

@@ -16,7 +16,7 @@ def test_plan_prints_manifests_and_a_summary(capsys: pytest.CaptureFixture[str])
     assert cli.main(["plan", "-f", DEMO]) == 0
     output = capsys.readouterr()
     assert [m["kind"] for m in yaml.safe_load_all(output.out)] == [
-        *("Service", "PodDisruptionBudget", "ControllerRevision", "Deployment")
+        *("Service", "Service", "PodDisruptionBudget", "ControllerRevision", "Deployment")
     ]
     assert "default/demo: 2 x unified, model demo, image mini-infer-engine-cpu:" in output.err
     assert cli.main(["plan", "-f", DEMO, "-o", "json", "--engine-image", "x:1"]) == 0
