@@ -74,6 +74,15 @@ def in_bursts(requests: Sequence[SimulatedRequest]) -> list[SimulatedRequest]:
     return _in_order(moved)
 
 
+def in_turn(first: Sequence[SimulatedRequest], second: Sequence[SimulatedRequest]) -> list[SimulatedRequest]:
+    """Returns two loads of one service: in each period the requests of one arrive in a burst, and those of the other in
+    the next period's. What does not burst in a period is left out, so that the kinds of work come in turn.
+    """
+    bursts = [in_bursts(load) for load in (first, second)]
+    kept = [r for which, load in enumerate(bursts) for r in load if int(r.arrival_s / PERIOD_S) % 2 == which]
+    return _in_order(kept)
+
+
 def noise(seed: int = 6, rate: float = 4.0) -> list[SimulatedRequest]:
     """Returns an hour of requests at an even rate, of lengths that vary as Azure's do: no reason to scale."""
     dice, blocks, now_s = Random(seed), Blocks(BLOCK_TOKENS), 0.0

@@ -28,6 +28,21 @@ class ObservedEngine:
     """Seconds that the engine may take to finish its requests."""
     index: int | None = None
     """The engine's index, if scale-down removes the highest index first; None if the removed engine can be chosen."""
+    started_as: str = ""
+    """The role of the workload that made the engine, which may have another now; empty if it cannot switch."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchableEngine:
+    """One engine that may change its role while it runs."""
+
+    name: str
+    role: str
+    """The role that it has now."""
+    revision: str
+    ready: bool
+    load: float = 0.0
+    """What it still has to do, in requests; the least loaded engine switches first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +144,5 @@ class Observed:
     """The copy of the model on its volume; None if the spec asks for none."""
     canary: ObservedCanary = ObservedCanary()
     """What gateways report of a canary."""
+    switchable: Sequence[SwitchableEngine] = ()
+    """Engines that may switch between prefill and decode; empty if the planner may not switch the service's roles."""

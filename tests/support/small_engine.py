@@ -32,6 +32,10 @@ def main() -> int:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             if self.path == "/crash":
                 os._exit(9)
+            if self.path == "/role":
+                others.append(f"switched to {body['role']} by {len(self.headers['x-mini-infer-peer'])} digits")
+                self.answer(body)
+                return
             text = f"{len(body['messages'])} messages, the last: {body['messages'][-1]['content']}"
             self.send_response(200)
             self.send_header("content-type", "text/event-stream")

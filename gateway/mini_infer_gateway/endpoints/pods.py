@@ -12,6 +12,7 @@ from mini_infer_contract.launch import EVENTS_PORT, HTTP_PORT, REPLAY_PORT, Endp
 from mini_infer_contract.resource_names import (
     ANNOTATION_MODEL,
     ANNOTATION_PEER_AUTH,
+    LABEL_CURRENT_ROLE,
     LABEL_DRAINING,
     LABEL_GROUP,
     LABEL_REVISION,
@@ -129,7 +130,7 @@ def listed_from_pod(pod: Pod) -> Listed | None:
         url=f"http://{host}:{ports['http']}",
         model=model,
         service=f"{pod.metadata.namespace}/{labels[LABEL_SERVICE]}" if LABEL_SERVICE in labels else "",
-        role=labels.get(LABEL_ROLE, "unified"),
+        role=_role(labels),
         revision=labels.get(LABEL_REVISION, ""),
         events=f"tcp://{host}:{ports['events']}" if "events" in ports else "",
         replay=f"tcp://{host}:{ports['replay']}" if "replay" in ports else "",
@@ -172,10 +173,15 @@ def pending_from_pod(pod: Pod) -> PendingEngine | None:
     return PendingEngine(
         name=f"{pod.metadata.namespace}/{pod.metadata.name}",
         service=f"{pod.metadata.namespace}/{labels[LABEL_SERVICE]}" if LABEL_SERVICE in labels else "",
-        role=labels.get(LABEL_ROLE, "unified"),
+        role=_role(labels),
         revision=labels.get(LABEL_REVISION, ""),
         reason=_reason(status)[:LONGEST_REASON],
     )
+
+
+def _role(labels: dict[str, str]) -> str:
+    """Returns the role that the pod's engine has now."""
+    return labels.get(LABEL_CURRENT_ROLE) or labels.get(LABEL_ROLE, "unified")
 
 
 def _reason(status: PodStatus) -> str:

@@ -17,6 +17,7 @@ from mini_infer_operator.objects.api import KubernetesApi
 from mini_infer_operator.objects.backend import ClusterBackend
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.objects.copied_bytes import CopiedBytes
+from mini_infer_operator.objects.engine_roles import EngineRoles
 from mini_infer_operator.objects.engine_starts import EngineStarts
 from mini_infer_operator.objects.events import EventRecorder
 from mini_infer_operator.objects.gateway_loads import GatewayLoadReader
@@ -48,6 +49,7 @@ class Controller:
         implementations: ModelImplementations,
         copied: CopiedBytes,
         gateways: GatewayLoadReader,
+        roles: EngineRoles,
     ) -> None:
         self._cache = cache
         self._metrics = metrics
@@ -57,6 +59,7 @@ class Controller:
         )
         self._names = ModelNames()
         self._implementations = implementations
+        self._roles = roles
 
         self._scaling = Scaling(
             cache, gateways, events, self.changed, gpus_per_namespace=settings.scaling_gpus_per_namespace
@@ -67,9 +70,9 @@ class Controller:
         self._starts = EngineStarts(metrics.engine_started)
 
         def backend(key: ServiceKey) -> ClusterBackend:
-            sources = (running, self._names, peers, implementations, copied, self._scaling.decided, self._starts)
-            canary = self._canaries.observed
-            return ClusterBackend(api, cache, settings, key[0], key[1], events, self._throttle, *sources, canary)
+            planner, engines = self._scaling, (self._starts, self._canaries.observed, roles)
+            sources = (running, self._names, peers, implementations, copied, planner.decided, *engines, planner.loads)
+            return ClusterBackend(api, cache, settings, key[0], key[1], events, self._throttle, *sources)
 
         self._passes = FailedPasses[ServiceKey](backend)
         self._queue: WorkQueue[ServiceKey] | None = None
@@ -155,6 +158,7 @@ class Controller:
             self._throttle.release(key)
             self._implementations.forget(key)
             self._starts.forget(key)
+            self._roles.forget(key)
         return pause_s
 
     def _is_ours(self, stored: Mapping[str, Any]) -> bool:

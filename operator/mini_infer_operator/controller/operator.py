@@ -23,6 +23,7 @@ from mini_infer_operator.controller.served_crd import ServedCrd
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.objects.copied_bytes import CopiedBytes
+from mini_infer_operator.objects.engine_roles import EngineRoles
 from mini_infer_operator.objects.events import EventRecorder, KopfPoster
 from mini_infer_operator.objects.gateway_loads import GatewayLoadReader
 from mini_infer_operator.objects.kinds import Kind
@@ -63,7 +64,8 @@ class Operator:
         self._implementations = ModelImplementations(self._engines, lambda key: self._controller.changed(key))
         copied = CopiedBytes(self._api, self._engines)
         gateways = GatewayLoadReader(self._engines, settings.gateways)
-        of_engines = running, self._peers, self._implementations, copied, gateways
+        roles = EngineRoles(self._engines, self._peers)
+        of_engines = running, self._peers, self._implementations, copied, gateways, roles
         self._controller = Controller(self._api, self._cache, settings, events, self.metrics, *of_engines)
         self._feeds = {
             (kind.plural, namespace): Feed(

@@ -12,15 +12,17 @@ from typing import Any
 from mini_infer_contract.scaling import GatewayLoads
 from mini_infer_operator.gpus import gpus_of_engine
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
+from mini_infer_operator.objects.current_roles import current_role
 from mini_infer_operator.objects.events import EventRecorder
 from mini_infer_operator.objects.gateway_loads import GatewayLoadReader
 from mini_infer_operator.objects.observed_workloads import worker_index
 from mini_infer_operator.objects.start_stages import usual_start_s
 from mini_infer_operator.parse import InvalidServiceError
+from mini_infer_operator.plan.role_switches import roles_are_interchangeable
 from mini_infer_operator.presets.resolve import resolve_service
-from mini_infer_operator.resource import GROUP, KIND, LABEL_DRAINING, LABEL_ROLE, VERSION, InferenceService
+from mini_infer_operator.resource import GROUP, KIND, LABEL_DRAINING, VERSION, InferenceService
 from mini_infer_operator.scaling.budget import Claim, shared_out
-from mini_infer_operator.scaling.planner import Fleet
+from mini_infer_operator.scaling.planner import DECODE, PAIR, PREFILL, Fleet
 from mini_infer_operator.scaling.service_scaler import Change, ServiceScaler
 from mini_infer_operator.scaling.spec import planned_spec, policies_of
 
@@ -40,6 +42,8 @@ class _Scaled:
     service: InferenceService | None = None
     granted: Mapping[str, int] | None = None
     heard_s: float | None = None
+    is_pair: bool = False
+    """True if its prefill and decode engines can take each other's role."""
 
 
 class Scaling:
@@ -63,6 +67,11 @@ class Scaling:
         """Returns the planner's numbers by role; empty before its first decision."""
         scaled = self._scaled.get(key)
         return (scaled.granted if scaled else None) or {}
+
+    def loads(self, key: ServiceKey) -> Mapping[str, float]:
+        """Returns the latest load of the service's engines by their pods' names; empty if no gateway has reported."""
+        scaled = self._scaled.get(key)
+        return scaled.scaler.engine_loads if scaled else {}
 
     def update(self, key: ServiceKey, stored: Mapping[str, Any] | None) -> None:
         """Takes a service that may have changed, or None if it is gone."""
@@ -91,7 +100,11 @@ class Scaling:
                 continue
             policies, pods = policies_of(service), self._cache.of_service("Pod", *key)
             fleets = {role: Fleet(service.roles[role].replicas, _ready(pods, role)) for role in policies}
-            changes[key] = scaled.scaler.take(policies, fleets, reports, now_s, usual_start_s(pods))
+            scaled.is_pair = roles_are_interchangeable(service)
+            start_s = usual_start_s(pods)
+            changes[key] = scaled.scaler.take(
+                policies, fleets, reports, now_s, start_s, are_roles_interchangeable=scaled.is_pair
+            )
             self._tell_if_unheard(key, scaled, now_s, is_heard=bool(reports))
         for namespace in {key[0] for key in changes}:
             self._grant(namespace, changes)
@@ -120,18 +133,29 @@ class Scaling:
                 for role, policy in policies_of(scaled.service).items():
                     desired = scaled.scaler.decided.get(role, scaled.service.roles[role].replicas)
                     gpus, current = gpus_of_engine(scaled.service.roles[role]), self.decided(key).get(role, desired)
-                    claims[f"{key[1]}/{role}"] = Claim(policy.min_replicas, desired, gpus, current)
-        granted = shared_out(claims, self._gpus)
+                    claim = Claim(policy.min_replicas, desired, gpus, current)
+                    name = _claim(key, role, scaled)
+                    claims[name] = claims[name] + claim if name in claims else claim
+        shared = shared_out(claims, self._gpus)
         for key, scaled in self._scaled.items():
             if key[0] != namespace or scaled.service is None:
                 continue
-            mine = {role: granted[f"{key[1]}/{role}"] for role in policies_of(scaled.service)}
+            mine = {role: shared[_claim(key, role, scaled)] for role in policies_of(scaled.service)}
+            if scaled.is_pair:
+                mine = self._split(key, scaled, shared[_claim(key, PREFILL, scaled)])
             if mine == (scaled.granted or {role: scaled.service.roles[role].replicas for role in mine}):
                 scaled.granted = mine
                 continue
             scaled.granted = mine
             self._explain(key, changes.get(key, ()), mine)
             self._changed(key)
+
+    def _split(self, key: ServiceKey, scaled: _Scaled, total: int) -> dict[str, int]:
+        """Returns what prefill and decode get of the engines that both were granted together."""
+        decided = {role: scaled.scaler.decided[role] for role in (PREFILL, DECODE)}
+        if total == sum(decided.values()) or not scaled.scaler.latest:
+            return decided
+        return scaled.scaler.split(total, {**decided, **self.decided(key)}, self._clock())
 
     def _explain(self, key: ServiceKey, changes: "list[Change] | tuple[()]", granted: Mapping[str, int]) -> None:
         stored = self._cache.get(KIND, *key)
@@ -161,10 +185,15 @@ class Scaling:
                 self._events.record_event(about, "NoGatewayReports", message, "Warning")
 
 
+def _claim(key: ServiceKey, role: str, scaled: _Scaled) -> str:
+    """Returns the name of the claim that has the role: roles that share their engines share a claim."""
+    return f"{key[1]}/{PAIR if scaled.is_pair and role in (PREFILL, DECODE) else role}"
+
+
 def _ready(pods: "list[dict[str, Any]]", role: str) -> int:
     """Returns the number of a role's pods that take requests."""
     return sum(
-        pod["metadata"].get("labels", {}).get(LABEL_ROLE) == role
+        current_role(pod) == role
         and worker_index(pod) == 0
         and LABEL_DRAINING not in pod["metadata"].get("labels", {})
         and any(

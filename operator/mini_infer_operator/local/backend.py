@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import median
@@ -16,6 +16,7 @@ import aiohttp
 import msgspec
 
 from mini_infer_contract.launch import Endpoint, EndpointsFile, PendingEngine, ServiceReport
+from mini_infer_contract.peer_auth import read_peer_secret
 from mini_infer_contract.rollouts import GatewayRollouts
 from mini_infer_contract.scaling import GatewayLoads
 from mini_infer_operator.canary.state import read_canary
@@ -29,11 +30,13 @@ from mini_infer_operator.local.ports import HOST, free_port_range, free_ports
 from mini_infer_operator.local.requests_file import read_requests
 from mini_infer_operator.local.status_file import write_status
 from mini_infer_operator.local.supervise import OrphanReaper, SupervisedProcess, stop, supervise
+from mini_infer_operator.objects.engine_roles import post_role
 from mini_infer_operator.objects.model_implementations import ModelImplementations
-from mini_infer_operator.observe import Observed, ObservedCanary, ObservedWorkload
+from mini_infer_operator.observe import Observed, ObservedCanary, ObservedWorkload, SwitchableEngine
 from mini_infer_operator.parse import InvalidServiceError, read_file, read_presets
 from mini_infer_operator.plan.limits import times_of
 from mini_infer_operator.plan.plan import Plan, Workload
+from mini_infer_operator.plan.role_switches import roles_are_interchangeable
 from mini_infer_operator.presets.resolve import resolve_service
 from mini_infer_operator.resource import InferenceService, RoleSpec
 from mini_infer_operator.scaling.planner import Fleet
@@ -50,6 +53,7 @@ class Engine:
     """One engine process, with the role, revision and index that it belongs to."""
 
     role: str
+    """The role that it has now."""
     revision: str
     index: int
     launch: Launch
@@ -59,6 +63,8 @@ class Engine:
     began_s: float = field(default_factory=time.monotonic)
     start_s: float | None = None
     """Seconds of its first start, as far as anybody has looked; None until it was ready."""
+    sent_role: str = ""
+    """The role that the process was started with or has taken since."""
     ports: tuple[int, int, int, int] = (0, 0, 0, 0)
     """Ports for HTTP, events, replay and transfer; new ones at every start."""
     weights_port: int = 0
@@ -96,6 +102,7 @@ class LocalBackend:
         self._created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         self.endpoints_path = folder / "endpoints.json"
         self.peer_key_path = write_peer_key(folder)
+        self._peer_token = read_peer_secret(self.peer_key_path).http_token()
         self._endpoints: list[Endpoint] = []
         self._scaler: ServiceScaler | None = None
         self._window: CanaryWindow | None = None
@@ -172,7 +179,9 @@ class LocalBackend:
             )
             for role in policies
         }
-        return scaler.take(policies, fleets, reports, now_s, median(starts) if starts else None)
+        start_s = median(starts) if starts else None
+        is_pair = roles_are_interchangeable(service)
+        return scaler.take(policies, fleets, reports, now_s, start_s, are_roles_interchangeable=is_pair)
 
     def presets(self) -> list[dict[str, Any]]:
         """Returns the InferencePresets of the file."""
@@ -188,7 +197,17 @@ class LocalBackend:
         # why one ended was said when it did
         seen = [observed_processes(*key, running[key], min_ready, now) for key in sorted(running)]
         canary = self._window.observed() if self._window is not None and self.has_canary else ObservedCanary()
-        return Observed(seen, model_impl=self._model_implementation(service), canary=canary)
+        observed = Observed(seen, model_impl=self._model_implementation(service), canary=canary)
+        if not roles_are_interchangeable(service):
+            return observed
+        loads = self._scaler.engine_loads if self._scaler is not None else {}
+        switchable = [
+            SwitchableEngine(name, e.role, e.revision, e.process.ready, loads.get(name, 0.0))
+            for e in self._engines
+            if not e.process.stopping
+            for name in (e.process.name,)
+        ]
+        return replace(observed, switchable=switchable)
 
     def _model_implementation(self, service: InferenceService) -> str | None:
         """Returns the code by which the newest ready engine computes, or None if none reports it."""
@@ -204,6 +223,10 @@ class LocalBackend:
         """Starts missing processes, writes the endpoints file, then ends processes that are no longer needed."""
         on_demand = any(policy.min_replicas == 0 for policy in policies_of(service).values())
         self._on_demand = service.model_name, on_demand
+        roles = {switch.name: switch.after for switch in plan.switches}
+        for engine in self._engines:
+            engine.role = roles.get(engine.process.name, engine.role)
+        await self._send_roles()
         desired = {(workload.role, workload.revision): workload for workload in plan.workloads}
         surplus: list[Engine] = []
         for workload in plan.workloads:
@@ -217,6 +240,21 @@ class LocalBackend:
             self._stops.add(task)
             task.add_done_callback(self._stops.discard)
         return None
+
+    async def _send_roles(self) -> None:
+        """Sends their roles to engines that have switched. The next pass sends them again to one that does not answer;
+        one that starts anew starts with its new role.
+        """
+        for engine in self._engines:
+            if engine.process.ready and engine.sent_role != engine.role:
+                answer = await post_role(
+                    self._session, f"http://{HOST}:{engine.ports[0]}", engine.role, self._peer_token
+                )
+                if answer == "":
+                    engine.sent_role = engine.role
+                    self._report(f"{engine.process.name} serves as {engine.role} from now on")
+                elif answer is not None:
+                    self._report(f"{engine.process.name} does not switch to the role {engine.role}: {answer}")
 
     def url(self, service: InferenceService) -> str:
         """Returns the local gateway's URL."""
@@ -257,7 +295,8 @@ class LocalBackend:
         launch = workload.launch or self._launches.get(key)
         if launch is not None:
             self._launches[key] = launch
-            free = (i for i in range(10_000) if i not in {engine.index for engine in mine})
+            named = [e for e in self._engines if (e.launch.role, e.revision) == key and not e.process.stopping]
+            free = (i for i in range(10_000) if i not in {engine.index for engine in named})
             for _ in range(workload.replicas - len(mine)):
                 self._start(service, workload, launch, next(free), total)
         return []
@@ -271,10 +310,11 @@ class LocalBackend:
 
         def make_command() -> Any:
             http_port, events_port, replay_port, transfer_port = free_ports(4)
+            engine.sent_role = engine.role
             engine.ports = (http_port, events_port, replay_port, transfer_port)
             engine.weights_port = free_port_range(2 * launch.parallelism.ranks)
             return engine_command(
-                launch,
+                replace(launch, role=engine.role),
                 engine.ports,
                 self.peer_key_path,
                 threads=threads,

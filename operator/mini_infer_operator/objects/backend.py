@@ -10,8 +10,10 @@ from mini_infer_operator.images import gpus_of_one_engine
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.objects.copied_bytes import CopiedBytes
+from mini_infer_operator.objects.current_roles import by_deployment, past_switches, switchable_engines
 from mini_infer_operator.objects.drift import SOMEBODY, Drift, additions, changes
 from mini_infer_operator.objects.engine_answers import pod_url
+from mini_infer_operator.objects.engine_roles import RETRY_S, EngineRoles
 from mini_infer_operator.objects.engine_starts import EngineStarts
 from mini_infer_operator.objects.events import EventRecorder
 from mini_infer_operator.objects.history import pinned_spec, retained_revisions, spec_of, with_history
@@ -38,17 +40,19 @@ from mini_infer_operator.objects.peers import needs_peers_secret, peers_secret_n
 from mini_infer_operator.objects.render import render
 from mini_infer_operator.objects.running_requests import RunningRequests
 from mini_infer_operator.objects.scalers import initial_replicas, scaled_spec, scaler_status
-from mini_infer_operator.observe import Observed, ObservedCanary
+from mini_infer_operator.observe import Observed, ObservedCanary, ObservedWorkload
 from mini_infer_operator.plan.default_image import Change, image_change
 from mini_infer_operator.plan.limits import times_of
 from mini_infer_operator.plan.model_names import ModelNames
 from mini_infer_operator.plan.plan import Plan
+from mini_infer_operator.plan.role_switches import RoleSwitch, roles_are_interchangeable, with_switches
 from mini_infer_operator.plan.rollout_throttle import RolloutThrottle
 from mini_infer_operator.resource import (
     ANNOTATION_DRAINING_SINCE,
     ANNOTATION_IGNORE_MANAGERS,
     GROUP,
     KIND,
+    LABEL_CURRENT_ROLE,
     LABEL_DRAINING,
     LABEL_REVISION,
     NO_PRESET,
@@ -96,14 +100,17 @@ class ClusterBackend:
         decided: Callable[[ServiceKey], Mapping[str, int]] = lambda key: {},
         starts: EngineStarts | None = None,
         canary: Callable[[ServiceKey], ObservedCanary] = lambda key: ObservedCanary(),
+        roles: EngineRoles | None = None,
+        loads: Callable[[ServiceKey], Mapping[str, float]] = lambda key: {},
     ) -> None:
         """`throttle` None: a new default image rolls out at once. `names` None: no other service claims a name.
+        `roles` None: no engine switches its role.
 
-        `decided` returns the planner's numbers of engines by role, for roles with `scaling`. `canary` returns what
-        gateways report of a service's canary.
+        `decided` returns the planner's numbers of engines by role, for roles with `scaling`; `loads` returns the load
+        of engines by their pods' names. `canary` returns what gateways report of a service's canary.
         """
         self._canary = canary
-        self._decided = decided
+        self._decided, self._loads, self._roles = decided, loads, roles
         self._peers = peers or PeerSecrets(api, settings.identity)
         self._api = api
         self._cache = cache
@@ -119,6 +126,7 @@ class ClusterBackend:
         self._names = names or ModelNames()
         self._children: dict[str, dict[str, Object]] = {}  # kind -> name -> object, filled by observe
         self._pods: list[Object] = []  # as well
+        self._deployed: list[ObservedWorkload] = []  # by the role that engines started with; as well
 
     async def read(self) -> Mapping[str, Any] | None:
         """Returns the service as stored, with the replicas of its scalers and of the planner. None once it is gone or
@@ -156,7 +164,46 @@ class ClusterBackend:
         seen = replace(
             observed, claimants=claimants, look_again_s=look_again_s, model_impl=implementation, canary=canary
         )
-        return await self._with_model_cache(service, seen)
+        return await self._with_model_cache(service, await self._with_roles(service, seen))
+
+    async def _with_roles(self, service: InferenceService, observed: Observed) -> Observed:
+        """Counts engines by the role that they have now, after sending it to those that may not have it yet."""
+        self._deployed = list(observed.workloads)
+        is_sent = await self._send_roles()
+        seen = replace(observed, workloads=with_switches(observed.workloads, past_switches(self._pods)))
+        if not is_sent:
+            seen = replace(seen, look_again_s=min(seen.look_again_s, RETRY_S))
+        if self._roles is None or not roles_are_interchangeable(service):
+            return seen
+        key = self._namespace, self._name
+        return replace(seen, switchable=switchable_engines(self._pods, self._loads(key), self._roles.refused(key)))
+
+    async def _send_roles(self) -> bool:
+        """Sends roles to engines that switched. One that refuses has its first role again. Returns False if some did
+        not answer.
+        """
+        if self._roles is None:
+            return True
+        sent = await self._roles.send((self._namespace, self._name), self._pods)
+        stored = self._cache.get(KIND, self._namespace, self._name)
+        for name, answer in sent.refused.items():
+            await self._merge_pod(name, {"labels": {LABEL_CURRENT_ROLE: None}})
+            if stored is not None:
+                self.record_event(stored, "RoleSwitchRefused", f"engine {name} keeps its role: {answer}", "Warning")
+        return not sent.unanswered
+
+    async def _switch_roles(self, switches: Sequence[RoleSwitch]) -> None:
+        """Labels the pods first, so that a switch is known whatever happens next, and then sends the roles."""
+        for switch in switches:
+            await self._merge_pod(switch.name, {"labels": {LABEL_CURRENT_ROLE: switch.after}})
+        if switches:
+            await self._send_roles()  # to one that did not answer the pass after the label's event sends it again
+
+    async def _merge_pod(self, name: str, metadata: Mapping[str, Any]) -> None:
+        written = await self._api.merge("Pod", self._namespace, name, {"metadata": metadata})
+        if written is not None:
+            self._cache.written("Pod", written)
+            self._pods = self._cache.of_service("Pod", self._namespace, self._name)
 
     def _report_starts(self) -> None:
         """Reports engines that have become ready: how long each stage of their start took."""
@@ -207,6 +254,8 @@ class ClusterBackend:
         failure = self._settings.images.failure(service) or self._unserved(plan)
         if failure is not None:
             return failure
+        seen = with_switches(with_switches(self._deployed, past_switches(self._pods)), plan.switches)
+        plan = replace(plan, workloads=by_deployment(plan.workloads, self._deployed, seen))
         revisions, settings = self._ours("ControllerRevision", service), self._settings
         frozen = frozen_templates(self._workloads(service), revisions)
         new = {w.role for w in plan.workloads if w.launch is not None and (w.role, w.revision) not in frozen}
@@ -221,6 +270,7 @@ class ClusterBackend:
         current = next((workload.revision for workload in plan.workloads if workload.launch is not None), None)
         spec = service.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
         manifests = with_history(manifests, revisions, current, spec)
+        await self._switch_roles(plan.switches)
         await self._label_draining(plan.draining)
         if needs_peers_secret(manifests):
             try:
@@ -372,9 +422,7 @@ class ClusterBackend:
                 continue
             annotations = {ANNOTATION_DRAINING_SINCE: now if chosen else None, _DELETION_COST: "-1" if chosen else None}
             change = {"metadata": {"labels": {LABEL_DRAINING: "true" if chosen else None}, "annotations": annotations}}
-            written = await self._api.merge("Pod", self._namespace, metadata["name"], change)
-            if written is not None:
-                self._cache.written("Pod", written)
+            await self._merge_pod(metadata["name"], change["metadata"])
 
     async def _write(self, service: InferenceService, manifest: Object) -> PermanentFailure | None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]

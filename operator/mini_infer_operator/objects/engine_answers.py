@@ -1,6 +1,6 @@
 """Reads small JSON answers of engines, which may send anything: anything unexpected counts as no answer.
 
-These are the operator's only requests that do not go to the API server.
+These, and the roles that engine_roles.py sends, are the operator's only requests that do not go to the API server.
 """
 
 from collections.abc import Mapping
@@ -37,12 +37,12 @@ async def read_answer(
     try:
         timeouts = aiohttp.ClientTimeout(total=TIMEOUT_S)
         async with session.get(url, timeout=timeouts, headers=headers, allow_redirects=False) as response:
-            return msgspec.json.decode(await _short_body(response, most_bytes), type=kind)
+            return msgspec.json.decode(await short_body(response, most_bytes), type=kind)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RecursionError, msgspec.MsgspecError):
         return None
 
 
-async def _short_body(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
+async def short_body(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
     """Returns the body. Raises ValueError if it is longer than `most_bytes`: a pod may send anything."""
     body = b""
     while piece := await response.content.read(LONGEST_ANSWER_BYTES):

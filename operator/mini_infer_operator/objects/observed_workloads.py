@@ -149,6 +149,7 @@ def _engine(pod: Object, running: Mapping[str, int], *, groups: bool) -> Observe
         running=running.get(metadata["name"]),
         grace_s=pod.get("spec", {}).get("terminationGracePeriodSeconds", DEFAULT_GRACE_S),
         index=_group_index(pod) if groups else None,
+        started_as="" if groups else str(metadata.get("labels", {}).get(LABEL_ROLE, "")),
     )
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from mini_infer_operator.observe import Observed
 from mini_infer_operator.plan.plan import Plan
+from mini_infer_operator.plan.role_switches import with_switches
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,11 @@ def decisions(observed: Observed, plan: Plan) -> list[Decision]:
     """Returns the changes from what was observed to what is planned; an empty list if the plan is what runs."""
     seen = {(workload.role, workload.revision): workload.replicas for workload in observed.workloads}
     planned = {(workload.role, workload.revision) for workload in plan.workloads}
-    made: list[Decision] = []
+    made = [
+        Decision("RoleSwitched", f"engine {switch.name} serves as {switch.after} from now on, not as {switch.before}")
+        for switch in plan.switches
+    ]
+    seen |= {(w.role, w.revision): w.replicas for w in with_switches(observed.workloads, plan.switches)}
     for workload in plan.workloads:
         name = f"{workload.role} revision {workload.revision}"
         before = seen.get((workload.role, workload.revision))

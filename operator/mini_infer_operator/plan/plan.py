@@ -17,6 +17,7 @@ from mini_infer_operator.plan.limits import (
     limits_of,
     times_of,
 )
+from mini_infer_operator.plan.role_switches import RoleSwitch, choose_switches, with_switches
 from mini_infer_operator.plan.rollout import Count, Limits, RoleState, next_replicas_of_roles
 from mini_infer_operator.resource import ANSWERING_ROLES, InferenceService
 
@@ -47,6 +48,8 @@ class Plan:
     times: RolloutTimes = DEFAULT_TIMES
     draining: frozenset[str] = frozenset()
     """Names of engines that are to be removed. Gateways stop routing to them, and route to all others again."""
+    switches: Sequence[RoleSwitch] = ()
+    """Engines that change their role first; the workloads' replicas count them in the new one."""
     overdue: bool = False
     """True if the engines that the spec asks for made no progress for longer than the deadline."""
     look_again_s: float = float("inf")
@@ -65,6 +68,9 @@ def make_plan(service: InferenceService, observed: Observed, now: datetime, cana
     target = canary.target(current) if canary is not None else current
     if _waits_for_copy(observed, target):
         return _until_copied(service, observed, target, times)
+    is_judged = canary is not None and canary.is_running  # roles stay as they are compared
+    switches = [] if is_judged else choose_switches(service, observed, target)
+    observed = replace(observed, workloads=with_switches(observed.workloads, switches))
     parts = [_part(service, name, roles, observed, target, now) for name, roles in _PARTS.items()]
     states = {part.name: _with_canary(part.state(times.deadline, now), canary, target) for part in parts}
     stable = canary.stable if canary is not None and canary.is_running else None
@@ -90,7 +96,7 @@ def make_plan(service: InferenceService, observed: Observed, now: datetime, cana
     polls = [DRAIN_POLL_S] if draining else []
     polls += [CANARY_POLL_S if canary.announced else ANNOUNCED_S] if canary is not None and canary.is_running else []
     look_again_s = min([observed.look_again_s, *coming, *polls])
-    return Plan(workloads, times, frozenset(draining), overdue, look_again_s, target)
+    return Plan(workloads, times, frozenset(draining), switches, overdue, look_again_s, target)
 
 
 def _with_canary(state: RoleState, canary: CanaryState | None, target: str) -> RoleState:

@@ -9,6 +9,7 @@ from mini_infer_contract.resource_names import (
     ANNOTATION_PEER_AUTH,
     GROUP,
     KIND,
+    LABEL_CURRENT_ROLE,
     LABEL_DRAINING,
     LABEL_GROUP,
     LABEL_REVISION,
@@ -22,6 +23,7 @@ from mini_infer_operator.resource.canary import Canary, CanaryAnalysis, CanaryAn
 from mini_infer_operator.resource.devices import is_gpu
 from mini_infer_operator.resource.environment import EnvironmentVariable
 from mini_infer_operator.resource.kv_cache import KvCache
+from mini_infer_operator.resource.pairs import PAIRED_ROLES
 from mini_infer_operator.resource.parallelism import Parallelism
 from mini_infer_operator.resource.preset import InferencePreset, InferencePresetSpec, PresetMatch
 from mini_infer_operator.resource.quantity import QUANTITY_PATTERN, Quantity, parse_quantity
@@ -86,6 +88,7 @@ __all__ = [
     "GROUP",
     "KIND",
     "KV_DISK_MOUNT",
+    "LABEL_CURRENT_ROLE",
     "LABEL_DRAINING",
     "LABEL_GROUP",
     "LABEL_GROUP_INDEX",
@@ -94,6 +97,7 @@ __all__ = [
     "LABEL_SERVICE",
     "LABEL_WORKER_INDEX",
     "NO_PRESET",
+    "PAIRED_ROLES",
     "PLURAL",
     "PRESET_KIND",
     "PRESET_PLURAL",

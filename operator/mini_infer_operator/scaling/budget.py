@@ -15,6 +15,11 @@ class Claim:
     """GPUs of one engine; 0 costs nothing."""
     current: int = 0
 
+    def __add__(self, other: "Claim") -> "Claim":
+        """Returns the claim of two roles whose engines are alike."""
+        sums = self.least + other.least, self.desired + other.desired
+        return Claim(*sums, self.gpus, self.current + other.current)
+
 
 def shared_out(claims: Mapping[str, Claim], gpus: float) -> dict[str, int]:
     """Returns the engines of each claim, so that all together use no more than `gpus`.

@@ -16,6 +16,8 @@ ITL_SPREAD = 1.25
 """The time between tokens of a slow request over that of the mean one. In benchmarks/autoscaling.py 1 to 5 % of the
 requests miss a target that is this much above the mean.
 """
+ROWS_SPREAD = 1.1
+"""The same where engines can switch roles within seconds, so that a pass is slow for a part of an answer only."""
 BACKLOG_STARTS = 0.5
 """The part of a start within which a backlog is worked off: engines that come later than that do not help it."""
 LEAST_DRAIN_S = 5.0
@@ -69,6 +71,17 @@ def backlog_engines(
     usual_s = ready * min(targets.ttft_s, start_s)
     drain_s = max(LEAST_DRAIN_S, targets.ttft_s if targets.ttft_s < inf else 0.0, BACKLOG_STARTS * start_s)
     return max(0.0, waiting_s - usual_s) / drain_s
+
+
+def rows_engines(sample: Sample, targets: Targets, rates: EngineRates, prompt_tokens: float) -> float:
+    """Returns the engines that the requests which decode now need to keep the time between tokens.
+
+    Requests whose prompts still wait are left out; `prompt_tokens` is the mean number of their uncached tokens.
+    """
+    waiting = sample.queued_tokens / prompt_tokens if prompt_tokens else 0.0
+    rows = max(0.0, sample.running_requests - waiting)
+    itl_s = min(targets.itl_s / ROWS_SPREAD, rates.pass_s / (1 - HIGHEST_UTILISATION))
+    return rows * rates.row_s / max(itl_s - rates.pass_s, 0.1 * itl_s)
 
 
 def memory_engines(sample: Sample, targets: Targets) -> float:

@@ -59,10 +59,20 @@ def level(history: History, unit: float) -> float:
     """
     if not history.values:
         return 0.0
+    return max(_levels(history.values[-round(LONG_S / STEP_S) :])[-1], _proved(history, unit))
+
+
+def recent(history: History, unit: float) -> float:
+    """Returns the work of the last seconds, for what can be changed back as soon: unlike `level` it sees a dip, too."""
+    if not history.values:
+        return 0.0
+    values = history.values[-round(SHORT_S / STEP_S) :]
+    return max(sum(values) / len(values), _proved(history, unit))
+
+
+def _proved(history: History, unit: float) -> float:
     last = history.values[-1]
-    deviation = sqrt(LENGTHS_VARY * last * unit / STEP_S)
-    recent = history.values[-round(LONG_S / STEP_S) :]
-    return max(_levels(recent)[-1], last - SURGE_DEVIATIONS * deviation)
+    return last - SURGE_DEVIATIONS * sqrt(LENGTHS_VARY * last * unit / STEP_S)
 
 
 def margin(history: History, ahead_s: float, percentile: float, unit: float) -> float:

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from mini_infer_operator.scaling.demand import backlog_engines, memory_engines, utilisation, work_of
-from mini_infer_operator.scaling.forecast import NO_HISTORY, History, level, margin
-from mini_infer_operator.scaling.policy import ScalingPolicy, Targets
+from mini_infer_operator.scaling.demand import backlog_engines, memory_engines, rows_engines, utilisation, work_of
+from mini_infer_operator.scaling.forecast import NO_HISTORY, History, level, margin, recent
+from mini_infer_operator.scaling.policy import ScalingPolicy, Targets, Windows
+from mini_infer_operator.scaling.role_split import Part, split
 from mini_infer_operator.scaling.signals import EngineRates, Sample
 
 UP_HYSTERESIS, DOWN_HYSTERESIS = 0.1, 0.3
@@ -36,6 +37,9 @@ part of a start, and engines are whole and stay for a window. Measured by benchm
 """
 DEFAULT_START_S = 30.0
 """Seconds of a start until one was measured."""
+SWITCH_EVERY_S = 5.0
+"""Seconds between two switches of roles: the effect of one shows in the next samples."""
+PREFILL, DECODE, PAIR = "prefill", "decode", "prefill+decode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,8 @@ class Memory:
     """The mean number of uncached tokens of a prompt."""
     request_work: float = 0.0
     """The work of one request a second."""
+    switched_s: float | None = None
+    """The time at which engines last switched between prefill and decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,8 @@ class Recommendation:
     needed: float
     """Engines that the load needs, before windows and bounds."""
     why: str
+    bounds: tuple[int, int] = (0, 0)
+    """The fewest and the most engines of the role now."""
 
 
 def plan_replicas(
@@ -97,16 +105,21 @@ def plan_replicas(
     rates: EngineRates,
     memory: Memory,
     start_s: float = DEFAULT_START_S,
+    *,
+    are_roles_interchangeable: bool = False,
 ) -> tuple[dict[str, Recommendation], Memory]:
     """Returns the replicas of each role that has a policy, and what to remember until the next sample.
 
-    `start_s` is the time that a start of this service's engines takes, as measured.
+    `start_s` is the time that a start of this service's engines takes, as measured. With `are_roles_interchangeable`
+    prefill and decode are planned as one number of engines, which then is split between them.
     """
     memory = _observed(memory, sample, rates)
     if any(fleet.replicas and not fleet.ready for fleet in fleets.values()):
         memory = replace(memory, busy_s=sample.at_s)  # an engine that nobody could use yet is not idle
     found: dict[str, Recommendation] = {}
     roles: dict[str, RoleMemory] = {}
+    if are_roles_interchangeable and {PREFILL, DECODE} <= policies.keys():
+        return _plan_pair(policies, fleets, sample, rates, memory, start_s)
     for role, policy in policies.items():
         fleet = fleets.get(role, Fleet(0, 0))
         past = memory.roles.get(role, RoleMemory())
@@ -154,9 +167,117 @@ def _plan_role(
     busy = correction * (now + ahead) / most
     in_flight = 0.0 if role == "prefill" else memory_engines(sample, targets)
     needed = max(busy + backlog, in_flight)
+    replicas, after = _settled(policy, fleet, needed, sample, memory, past, start_s)
+    why = _why(now, ahead, backlog, in_flight, most, correction, sample, start_s)
+    after = replace(after, history=history, ahead=ahead, correction=correction)
+    return Recommendation(replicas, needed, why, (_least(policy, sample, memory), policy.max_replicas)), after
+
+
+def _plan_pair(
+    policies: Mapping[str, ScalingPolicy],
+    fleets: Mapping[str, Fleet],
+    sample: Sample,
+    rates: EngineRates,
+    memory: Memory,
+    start_s: float,
+) -> tuple[dict[str, Recommendation], Memory]:
+    """Plans prefill and decode engines that can take each other's role: their sum as one role's number, with one
+    forecast, and then its split by what each needs now.
+    """
+    work, needs, roles, most = work_of(sample, rates), dict[str, float](), dict[str, RoleMemory](), dict[str, float]()
+    pair, lasting = {role: fleets.get(role, Fleet(0, 0)) for role in (PREFILL, DECODE)}, dict[str, float]()
+    for role in (PREFILL, DECODE):
+        targets, past = policies[role].targets, memory.roles.get(role, RoleMemory())
+        most[role] = utilisation(role, targets, rates, memory.prompt_tokens)
+        history = past.history.add(sample.at_s, work.of(role) / most[role])
+        backlog = backlog_engines(role, sample, targets, rates, pair[role].ready, start_s)
+        rows = rows_engines(sample, targets, rates, memory.prompt_tokens) if role == DECODE else 0.0
+        in_flight = memory_engines(sample, targets) if role == DECODE else 0.0
+        is_calm = not backlog and pair[role].ready >= pair[role].replicas
+        correction = _corrected(past.correction, role, sample, targets, is_calm=is_calm)
+        unit = memory.request_work / most[role]
+        arriving = correction * recent(history, unit)
+        needs[role] = arriving + backlog if role == PREFILL else max(rows, in_flight)
+        lasting[role] = max(arriving + backlog, needs[role])
+        roles[role] = replace(past, history=history, correction=correction)
+    past, busy = memory.roles.get(PAIR, RoleMemory()), sum(work.of(role) / most[role] for role in pair)
+    history = past.history.add(sample.at_s, busy)
+    percentile = max(0.5, 1 - FORECAST_SLACK * (1 - max(policies[role].targets.percentile for role in pair)))
+    is_same = history.values is past.history.values
+    unit = memory.request_work / min(most.values())
+    ahead = past.ahead if is_same else margin(history, start_s, percentile, unit)
+    both = _both(policies, start_s)
+    fleet = Fleet(sum(one.replicas for one in pair.values()), sum(one.ready for one in pair.values()))
+    needed = max(level(history, unit), sum(lasting.values())) + ahead
+    total, after = _settled(both, fleet, needed, sample, memory, past, start_s, roles=2)
+    least = {role: _least(policies[role], sample, memory) for role in pair}
+    useful = sum(max(least[role], min(policies[role].max_replicas, ceil(lasting[role] + ahead))) for role in pair)
+    total = min(total, max(useful, fleet.replicas))  # what one role may not have does not help the other
+    why = (
+        f"{needs[PREFILL]:.2f} engines are needed for prompts and {needs[DECODE]:.2f} for tokens, {ahead:.2f} more may "
+        f"be within a start of {start_s:.0f} s, and engines of both roles can switch"
+    )
+    bounds = {role: (least[role], policies[role].max_replicas) for role in pair}
+    found = {role: Recommendation(pair[role].replicas, needs[role], why, bounds[role]) for role in pair}
+    roles[PAIR] = replace(after, history=history, ahead=ahead)
+    counts, memory = split_between_roles(total, found, pair, replace(memory, roles=roles), sample.at_s)
+    return {role: replace(found[role], replicas=counts[role]) for role in pair}, memory
+
+
+def split_between_roles(
+    total: int, needs: Mapping[str, Recommendation], fleets: Mapping[str, Fleet], memory: Memory, at_s: float
+) -> tuple[dict[str, int], Memory]:
+    """Returns how many of `total` engines prefill and decode get, by what each `needs`, and what to remember of it.
+
+    The planner splits its own number by it, and its caller the number that a budget allows instead.
+    """
+    pair = (PREFILL, DECODE)
+    parts = [Part(needs[role].needed, fleets[role].replicas, fleets[role].ready, *needs[role].bounds) for role in pair]
+    may_switch = memory.switched_s is None or not 0 < at_s - memory.switched_s < SWITCH_EVERY_S
+    counts = dict(zip(pair, split(total, *parts, may_switch=may_switch), strict=True))
+    grown = [counts[role] - fleets[role].replicas for role in pair]
+    return counts, replace(memory, switched_s=at_s) if min(grown) < 0 < max(grown) else memory
+
+
+def _both(policies: Mapping[str, ScalingPolicy], start_s: float) -> ScalingPolicy:
+    """Returns the policy of the sum of prefill and decode engines: the sums of bounds, and the longer windows."""
+    pair = [policies[role] for role in (PREFILL, DECODE)]
+    windows = Windows(
+        max(one.windows.up_s for one in pair),
+        max(one.windows.down_after_s(start_s) for one in pair),
+        max(one.windows.zero_s for one in pair),
+    )
+    least, most = sum(one.min_replicas for one in pair), sum(one.max_replicas for one in pair)
+    return ScalingPolicy(least, most, pair[0].targets, windows)
+
+
+def _is_awake(policy: ScalingPolicy, sample: Sample, memory: Memory) -> bool:
+    """True unless there was no request for so long that the last engine may stop."""
     idle_s = 0.0 if memory.busy_s is None else sample.at_s - memory.busy_s
-    is_awake = idle_s < policy.windows.zero_s or not sample.is_idle
-    bounded = max(float(max(policy.min_replicas, int(is_awake))), min(float(policy.max_replicas), needed))
+    return idle_s < policy.windows.zero_s or not sample.is_idle
+
+
+def _least(policy: ScalingPolicy, sample: Sample, memory: Memory) -> int:
+    """Returns the fewest engines of a role now."""
+    return max(policy.min_replicas, int(_is_awake(policy, sample, memory)))
+
+
+def _settled(
+    policy: ScalingPolicy,
+    fleet: Fleet,
+    needed: float,
+    sample: Sample,
+    memory: Memory,
+    past: RoleMemory,
+    start_s: float,
+    roles: int = 1,
+) -> tuple[int, RoleMemory]:
+    """Returns the replicas after windows and bounds, and what to remember of them. `roles` is the number of roles that
+    each need an engine while there are requests.
+    """
+    is_awake = _is_awake(policy, sample, memory)
+    least = max(policy.min_replicas, roles * is_awake)
+    bounded = max(float(least), min(float(policy.max_replicas), needed))
     since_s = sample.at_s if past.seen_since_s is None else past.seen_since_s
     down_s = past.patience * policy.windows.down_after_s(start_s)
     kept_s = max(down_s, policy.windows.up_s)
@@ -167,9 +288,8 @@ def _plan_role(
     room = fleet.ready + max(LEAST_STARTING, STARTING_PER_READY * fleet.ready)
     replicas = max(policy.min_replicas, min(policy.max_replicas, replicas, max(fleet.replicas, room)))
     patience, removed_s = _patience(past, fleet.replicas, replicas, sample.at_s, down_s / past.patience)
-    why = _why(now, ahead, backlog, in_flight, most, correction, sample, start_s)
-    after = RoleMemory(history, ahead, needs, correction, patience, removed_s, since_s)
-    return Recommendation(replicas, needed, why), after
+    after = replace(past, needs=needs, patience=patience, removed_s=removed_s, seen_since_s=since_s)
+    return replicas, after
 
 
 def _patience(past: RoleMemory, before: int, after: int, now_s: float, down_s: float) -> tuple[float, float | None]:
