@@ -5,7 +5,10 @@ from dataclasses import dataclass, field
 from benchmarks.routing.rates import PassRates
 from mini_infer_operator.scaling.signals import EngineRates
 
-FORGET = 0.98
+FORGET = 0.9998
+"""The weight of the past for each pass. With ten engines that is half a minute; the operator's rates (scaling/rates.py)
+remember a hundred seconds.
+"""
 
 
 @dataclass(slots=True)

@@ -12,12 +12,10 @@ from mini_infer_operator.scaling.policy import Targets
 from mini_infer_operator.scaling.signals import EngineRates, Sample
 
 LOWEST_UTILISATION, HIGHEST_UTILISATION = 0.2, 0.9
-ITL_SPREAD = 1.25
+ITL_SPREAD = 1.2
 """The time between tokens of a slow request over that of the mean one. In benchmarks/autoscaling.py 1 to 5 % of the
 requests miss a target that is this much above the mean.
 """
-ROWS_SPREAD = 1.1
-"""The same where engines can switch roles within seconds, so that a pass is slow for a part of an answer only."""
 BACKLOG_STARTS = 0.5
 """The part of a start within which a backlog is worked off: engines that come later than that do not help it."""
 LEAST_DRAIN_S = 5.0
@@ -80,7 +78,7 @@ def rows_engines(sample: Sample, targets: Targets, rates: EngineRates, prompt_to
     """
     waiting = sample.queued_tokens / prompt_tokens if prompt_tokens else 0.0
     rows = max(0.0, sample.running_requests - waiting)
-    itl_s = min(targets.itl_s / ROWS_SPREAD, rates.pass_s / (1 - HIGHEST_UTILISATION))
+    itl_s = min(targets.itl_s / ITL_SPREAD, rates.pass_s / (1 - HIGHEST_UTILISATION))
     return rows * rates.row_s / max(itl_s - rates.pass_s, 0.1 * itl_s)
 
 

@@ -11,6 +11,8 @@ from math import sqrt
 
 SHORT_S, LONG_S = 15.0, 60.0
 """Seconds of the two means: the higher one counts, so a rise is seen soon and a dip late."""
+STEADY_S = 60.0
+"""Seconds of the mean that engines are kept for."""
 HISTORY_S = 3600.0
 STEP_S = 5.0
 """Seconds of one kept value: samples that come sooner are averaged."""
@@ -68,6 +70,12 @@ def recent(history: History, unit: float) -> float:
         return 0.0
     values = history.values[-round(SHORT_S / STEP_S) :]
     return max(sum(values) / len(values), _proved(history, unit))
+
+
+def steady(history: History) -> float:
+    """Returns the work of the longest mean: what lasts without short peaks, which the margin covers."""
+    values = history.values[-round(STEADY_S / STEP_S) :]
+    return sum(values) / len(values) if values else 0.0
 
 
 def _proved(history: History, unit: float) -> float:

@@ -7,10 +7,10 @@ windows let the number change only if it was needed, or not needed, for long eno
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, exp
 
 from mini_infer_operator.scaling.demand import backlog_engines, memory_engines, rows_engines, utilisation, work_of
-from mini_infer_operator.scaling.forecast import NO_HISTORY, History, level, margin, recent
+from mini_infer_operator.scaling.forecast import NO_HISTORY, History, level, margin, recent, steady
 from mini_infer_operator.scaling.policy import ScalingPolicy, Targets, Windows
 from mini_infer_operator.scaling.role_split import Part, split
 from mini_infer_operator.scaling.signals import EngineRates, Sample
@@ -58,13 +58,15 @@ class RoleMemory:
     history: History = NO_HISTORY
     ahead: float = 0.0
     """The forecast's margin by this history."""
-    needs: tuple[tuple[float, float], ...] = ()
-    """The engines needed at times of the past, the latest last."""
+    needs: tuple[tuple[float, float, float], ...] = ()
+    """Times of the past, the engines needed then, and those without short peaks, the latest last."""
     correction: float = 1.0
     patience: float = 1.0
-    """The factor on the window before engines are removed."""
+    """The factor on the window in which no engine is removed after some were added."""
     removed_s: float | None = None
     """The time at which engines were last removed, or the patience last shrank."""
+    added_s: float | None = None
+    """The time at which engines were last added: for a window from then, none is removed."""
     seen_since_s: float | None = None
     """The time of the first sample: before a whole window has passed, no engine is removed."""
 
@@ -82,6 +84,12 @@ class Memory:
     """The mean number of uncached tokens of a prompt."""
     request_work: float = 0.0
     """The work of one request a second."""
+    sampled_s: float | None = None
+    """The time of the latest sample."""
+    answer_s: float = 0.0
+    """The mean seconds for which a request is decoded."""
+    output_tokens_per_s: float = 0.0
+    """The rate at which output tokens are computed."""
     switched_s: float | None = None
     """The time at which engines last switched between prefill and decode."""
 
@@ -114,6 +122,7 @@ def plan_replicas(
     prefill and decode are planned as one number of engines, which then is split between them.
     """
     memory = _observed(memory, sample, rates)
+    sample, memory = _spread(sample, rates, memory)
     if any(fleet.replicas and not fleet.ready for fleet in fleets.values()):
         memory = replace(memory, busy_s=sample.at_s)  # an engine that nobody could use yet is not idle
     found: dict[str, Recommendation] = {}
@@ -144,6 +153,24 @@ def _observed(memory: Memory, sample: Sample, rates: EngineRates) -> Memory:
     )
 
 
+def _spread(sample: Sample, rates: EngineRates, memory: Memory) -> tuple[Sample, Memory]:
+    """Returns the sample with output tokens at the rate at which they are computed.
+
+    A request that arrives is decoded over the seconds of its answer. Counted all at once, the answers of requests that
+    come together would look like a peak of work that never is.
+    """
+    if sample.requests_per_s:
+        tokens = sample.output_tokens_per_s / sample.requests_per_s
+        weight = 1.0 if not memory.answer_s else 0.05
+        answer_s = memory.answer_s + weight * (tokens * (sample.itl_s or rates.pass_s) - memory.answer_s)
+        memory = replace(memory, answer_s=answer_s)
+    seconds = sample.at_s - memory.sampled_s if memory.sampled_s is not None else 0.0
+    share = 1.0 - exp(-seconds / memory.answer_s) if memory.answer_s and seconds > 0 else 0.0
+    rate = memory.output_tokens_per_s + share * (sample.output_tokens_per_s - memory.output_tokens_per_s)
+    memory = replace(memory, sampled_s=sample.at_s, output_tokens_per_s=rate)
+    return replace(sample, output_tokens_per_s=rate), memory
+
+
 def _plan_role(
     role: str,
     policy: ScalingPolicy,
@@ -162,12 +189,16 @@ def _plan_role(
     is_same = history.values is past.history.values  # the margin takes a while to compute, and changes only with these
     ahead = past.ahead if is_same else margin(history, start_s, percentile, memory.request_work)
     backlog = backlog_engines(role, sample, targets, rates, fleet.ready, start_s)
-    is_calm = not backlog and fleet.ready >= max([fleet.replicas, *(need for _, need in past.needs)])
+    is_calm = not backlog and fleet.ready >= max([fleet.replicas, *(need for _, need, _ in past.needs)])
     correction = _corrected(past.correction, role, sample, targets, is_calm=is_calm)
-    busy = correction * (now + ahead) / most
+    busy = correction * max(now, steady(history) + ahead) / most
     in_flight = 0.0 if role == "prefill" else memory_engines(sample, targets)
-    needed = max(busy + backlog, in_flight)
-    replicas, after = _settled(policy, fleet, needed, sample, memory, past, start_s)
+    rows = 0.0 if role == "prefill" else rows_engines(sample, targets, rates, memory.prompt_tokens)
+    if role == "unified":
+        rows += work.prefill
+    needed = max(busy + backlog, in_flight, rows)
+    lasting = max(correction * (steady(history) + ahead) / most + backlog, in_flight)
+    replicas, after = _settled(policy, fleet, (needed, lasting), sample, memory, past, start_s)
     why = _why(now, ahead, backlog, in_flight, most, correction, sample, start_s)
     after = replace(after, history=history, ahead=ahead, correction=correction)
     return Recommendation(replicas, needed, why, (_least(policy, sample, memory), policy.max_replicas)), after
@@ -209,7 +240,8 @@ def _plan_pair(
     both = _both(policies, start_s)
     fleet = Fleet(sum(one.replicas for one in pair.values()), sum(one.ready for one in pair.values()))
     needed = max(level(history, unit), sum(lasting.values())) + ahead
-    total, after = _settled(both, fleet, needed, sample, memory, past, start_s, roles=2)
+    kept = max(steady(history), sum(needs.values())) + ahead
+    total, after = _settled(both, fleet, (needed, kept), sample, memory, past, start_s, roles=2)
     least = {role: _least(policies[role], sample, memory) for role in pair}
     useful = sum(max(least[role], min(policies[role].max_replicas, ceil(lasting[role] + ahead))) for role in pair)
     total = min(total, max(useful, fleet.replicas))  # what one role may not have does not help the other
@@ -265,30 +297,35 @@ def _least(policy: ScalingPolicy, sample: Sample, memory: Memory) -> int:
 def _settled(
     policy: ScalingPolicy,
     fleet: Fleet,
-    needed: float,
+    needed: tuple[float, float],
     sample: Sample,
     memory: Memory,
     past: RoleMemory,
     start_s: float,
     roles: int = 1,
 ) -> tuple[int, RoleMemory]:
-    """Returns the replicas after windows and bounds, and what to remember of them. `roles` is the number of roles that
-    each need an engine while there are requests.
+    """Returns the replicas after windows and bounds, and what to remember of them.
+
+    `needed` are the engines that are needed now, and those without short peaks, for which engines stay. `roles` is the
+    number of roles that each need an engine while there are requests.
     """
     is_awake = _is_awake(policy, sample, memory)
     least = max(policy.min_replicas, roles * is_awake)
-    bounded = max(float(least), min(float(policy.max_replicas), needed))
+    now, lasting = (max(float(least), min(float(policy.max_replicas), one)) for one in needed)
     since_s = sample.at_s if past.seen_since_s is None else past.seen_since_s
-    down_s = past.patience * policy.windows.down_after_s(start_s)
-    kept_s = max(down_s, policy.windows.up_s)
-    needs = (*(need for need in past.needs if need[0] > sample.at_s - kept_s), (sample.at_s, bounded))
-    replicas = _stabilised(fleet.replicas, needs, sample.at_s, since_s, down_s, policy.windows.up_s)
+    window_s = policy.windows.down_after_s(start_s)
+    kept_s = max(window_s, policy.windows.up_s)
+    needs = (*(need for need in past.needs if need[0] > sample.at_s - kept_s), (sample.at_s, now, lasting))
+    is_held = past.added_s is not None and sample.at_s - past.added_s < past.patience * window_s
+    held_since_s = sample.at_s if is_held else since_s
+    replicas = _stabilised(fleet.replicas, needs, sample.at_s, held_since_s, window_s, policy.windows.up_s)
     if not is_awake:
         replicas = policy.min_replicas  # the wait without requests is over, which is a window of its own
     room = fleet.ready + max(LEAST_STARTING, STARTING_PER_READY * fleet.ready)
     replicas = max(policy.min_replicas, min(policy.max_replicas, replicas, max(fleet.replicas, room)))
-    patience, removed_s = _patience(past, fleet.replicas, replicas, sample.at_s, down_s / past.patience)
-    after = replace(past, needs=needs, patience=patience, removed_s=removed_s, seen_since_s=since_s)
+    patience, removed_s = _patience(past, fleet.replicas, replicas, sample.at_s, window_s)
+    added_s = sample.at_s if replicas > fleet.replicas else past.added_s
+    after = replace(past, needs=needs, patience=patience, removed_s=removed_s, added_s=added_s, seen_since_s=since_s)
     return replicas, after
 
 
@@ -319,18 +356,23 @@ def _corrected(correction: float, role: str, sample: Sample, targets: Targets, *
 
 
 def _stabilised(
-    replicas: int, needs: tuple[tuple[float, float], ...], now_s: float, since_s: float, down_s: float, up_s: float
+    replicas: int,
+    needs: tuple[tuple[float, float, float], ...],
+    now_s: float,
+    since_s: float,
+    down_s: float,
+    up_s: float,
 ) -> int:
     """Returns the number after the windows: the least need of the one for more, the greatest of the one for fewer."""
     latest = needs[-1][1]
     if replicas == 0:
         return ceil(latest)  # nobody is served meanwhile
-    up = min([latest, *(need for at_s, need in needs if at_s > now_s - up_s)])
+    up = min([latest, *(need for at_s, need, _ in needs if at_s > now_s - up_s)])
     if up > replicas + UP_HYSTERESIS:
         return ceil(up)
     if now_s - since_s < down_s:
         return replicas
-    most = max([latest, *(need for at_s, need in needs if at_s > now_s - down_s)])
+    most = max([latest, *(need for at_s, _, need in needs if at_s > now_s - down_s)])
     return min(replicas, ceil(most + DOWN_HYSTERESIS) if most > 1.0 else 1)
 
 

@@ -44,9 +44,7 @@ def run(
     ("role", "targets", "expected"),
     [
         pytest.param("unified", Targets(inf), 0.9, id="no target: as busy as may be"),
-        pytest.param(
-            "unified", Targets(inf, 0.1), 0.75, id="a quarter of the time between tokens is a pass of a slow request"
-        ),
+        pytest.param("unified", Targets(inf, 0.1), 0.76, id="a pass of a slow request is a fifth longer than the mean"),
         pytest.param("prefill", Targets(inf, 0.1), 0.9, id="prefill engines have no time between tokens"),
         pytest.param("unified", Targets(0.12, percentile=0.5), 0.2, id="a target that the prompt alone takes"),
         pytest.param("decode", Targets(0.12, percentile=0.5), 0.9, id="decode engines have no first token"),
@@ -193,3 +191,32 @@ def _poisson(dice: Random, mean: float) -> int:
     while left < mean:
         count, left = count + 1, left + dice.expovariate(1.0)
     return count
+
+
+def test_answers_count_over_the_seconds_in_which_they_are_decoded() -> None:
+    """A request has 4 s of decoding: a step of arrivals is seen as a slope of work, and its end likewise."""
+    alone = {"unified": ScalingPolicy(1, 10, Targets(inf))}
+    memory, rates = Memory(), []
+    for second in range(40):
+        sample = load(float(second), 10.0 if 10 <= second < 20 else 0.0, prompt=0)
+        _, memory = plan_replicas(alone, {"unified": Fleet(1, 1)}, sample, RATES, memory, 20.0)
+        rates.append(memory.output_tokens_per_s)
+    assert rates[9] == 0.0
+    assert 0.0 < rates[11] < rates[19] < 2000.0
+    assert rates[19] > rates[21] > 0.0
+    assert rates[39] < 0.02 * rates[19]
+
+
+def test_engines_stay_for_a_window_after_some_were_added_and_then_follow_what_lasts() -> None:
+    """A peak of ten seconds adds engines; the window counts from then, and the peak itself keeps none for longer."""
+    policy = ScalingPolicy(1, 10, Targets(2.0, 0.1), Windows(down_s=60.0))
+
+    def peak(at_s: float) -> Sample:
+        return load(at_s, 20.0 if 100 <= at_s < 110 else 2.0)
+
+    numbers = [one["unified"] for one in run({"unified": policy}, 400, peak, begin={"unified": 2})]
+    most = max(numbers)
+    added = max(second for second in range(1, 400) if numbers[second] > numbers[second - 1])
+    assert most > numbers[99]
+    assert set(numbers[added : added + 60]) == {most}
+    assert numbers[added + 140] < most

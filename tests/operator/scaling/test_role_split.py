@@ -5,7 +5,7 @@ from math import inf
 
 import pytest
 
-from mini_infer_operator.scaling.planner import Fleet, Memory, plan_replicas
+from mini_infer_operator.scaling.planner import Fleet, Memory, plan_replicas, split_between_roles
 from mini_infer_operator.scaling.policy import ScalingPolicy, Targets, Windows
 from mini_infer_operator.scaling.role_split import Part, split
 from mini_infer_operator.scaling.signals import EngineRates, Sample
@@ -56,27 +56,31 @@ def load(at_s: float, prompts: float, tokens: float) -> Sample:
     return Sample(at_s, prompts * 10_000, tokens / RATES.row_s, 10.0, running_requests=int(rows))
 
 
-def test_engines_switch_both_ways_when_the_load_moves_between_roles() -> None:
+def test_six_engines_switch_both_ways_when_the_load_moves_between_roles() -> None:
     numbers, memory, found = {"prefill": 2, "decode": 4}, Memory(), []
     for second in range(360):
         prompts, tokens = (0.6, 2.8) if (second // 60) % 2 == 0 else (2.4, 0.6)
         fleets = {role: Fleet(number, number) for role, number in numbers.items()}
-        planned, memory = plan_replicas(
-            dict.fromkeys(numbers, POLICY),
-            fleets,
-            load(float(second), prompts, tokens),
-            RATES,
-            memory,
-            are_roles_interchangeable=True,
-        )
-        numbers = {role: one.replicas for role, one in planned.items()}
+        sample, policies = load(float(second), prompts, tokens), dict.fromkeys(numbers, POLICY)
+        planned, memory = plan_replicas(policies, fleets, sample, RATES, memory, are_roles_interchangeable=True)
+        numbers, memory = split_between_roles(6, planned, fleets, memory, float(second))
         found.append((numbers["prefill"], numbers["decode"]))
     changes = [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(found) if a != b]
-    assert any(prefill > 0 > decode for prefill, decode in changes)
-    assert any(prefill < 0 < decode for prefill, decode in changes)
-    most = [max(numbers[role] for numbers in found) for role in (0, 1)]
-    assert max(sum(pair) for pair in found) < sum(most), "the sum of what each has at its busiest"
-    assert len(changes) <= 10
+    assert any(prefill > 0 for prefill, _ in changes)
+    assert any(decode > 0 for _, decode in changes)
+    assert {prefill + decode for prefill, decode in changes} == {0}, "each is a switch"
+    assert len(changes) <= 15
+
+
+def test_engines_switch_before_others_start_when_prompts_wait() -> None:
+    numbers = {"prefill": 1, "decode": 3}
+    fleets = {role: Fleet(number, number) for role, number in numbers.items()}
+    sample = Sample(1.0, queued_tokens=250_000, running_requests=1)
+    policies = dict.fromkeys(numbers, POLICY)
+    planned, _ = plan_replicas(policies, fleets, sample, RATES, Memory(), 20.0, are_roles_interchangeable=True)
+    assert {role: one.replicas for role, one in planned.items()} == {"prefill": 3, "decode": 1}
+    apart, _ = plan_replicas(policies, fleets, sample, RATES, Memory(), 20.0)
+    assert {role: one.replicas for role, one in apart.items()} == {"prefill": 3, "decode": 3}
 
 
 def test_both_roles_stop_when_there_are_no_requests() -> None:
