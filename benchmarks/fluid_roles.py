@@ -18,7 +18,9 @@ from benchmarks.routing.workload import SimulatedRequest
 from benchmarks.scaling.fleet import Setup
 from benchmarks.scaling.loads import agents, all_loads, azure, in_turn
 from benchmarks.scaling.pair_fleet import PairFleet, PairOutcome
-from mini_infer_operator.scaling.planner import DECODE, PREFILL, Fleet, Memory, plan_replicas, split_between_roles
+from mini_infer_operator.scaling.pair_planner import split_between_roles
+from mini_infer_operator.scaling.plan_state import DECODE, PREFILL, Fleet, Memory
+from mini_infer_operator.scaling.planner import plan_replicas
 from mini_infer_operator.scaling.policy import ScalingPolicy, Targets
 from mini_infer_operator.scaling.signals import EngineRates, Sample
 

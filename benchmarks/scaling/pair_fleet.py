@@ -17,7 +17,7 @@ from benchmarks.routing.world import TRANSFER_FIXED_S
 from benchmarks.scaling.fleet import ROOM_TOKENS, TOKEN_BUDGET, Setup
 from benchmarks.scaling.loads import BLOCK_TOKENS
 from benchmarks.scaling.meter import Meter, MeteredRates
-from mini_infer_operator.scaling.planner import DECODE, PREFILL
+from mini_infer_operator.scaling.plan_state import DECODE, PREFILL
 from mini_infer_operator.scaling.signals import EngineRates, Sample
 
 TRANSFER_TOKENS_PER_S = 1e5

@@ -17,7 +17,8 @@ from math import ceil
 
 from benchmarks.routing.workload import SimulatedRequest
 from benchmarks.scaling.fleet import TICK_S, Setup, View
-from mini_infer_operator.scaling.planner import Fleet, Memory, plan_replicas
+from mini_infer_operator.scaling.plan_state import Fleet, Memory
+from mini_infer_operator.scaling.planner import plan_replicas
 from mini_infer_operator.scaling.policy import ScalingPolicy, Targets, Windows
 from mini_infer_operator.scaling.signals import EngineRates
 

@@ -22,7 +22,7 @@ from mini_infer_operator.plan.role_switches import roles_are_interchangeable
 from mini_infer_operator.presets.resolve import resolve_service
 from mini_infer_operator.resource import GROUP, KIND, LABEL_DRAINING, VERSION, InferenceService
 from mini_infer_operator.scaling.budget import Claim, shared_out
-from mini_infer_operator.scaling.planner import DECODE, PAIR, PREFILL, Fleet
+from mini_infer_operator.scaling.plan_state import DECODE, PAIR, PREFILL, Fleet
 from mini_infer_operator.scaling.service_scaler import Change, ServiceScaler
 from mini_infer_operator.scaling.spec import planned_spec, policies_of
 

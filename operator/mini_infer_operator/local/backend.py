@@ -39,7 +39,7 @@ from mini_infer_operator.plan.plan import Plan, Workload
 from mini_infer_operator.plan.role_switches import roles_are_interchangeable
 from mini_infer_operator.presets.resolve import resolve_service
 from mini_infer_operator.resource import InferenceService, RoleSpec
-from mini_infer_operator.scaling.planner import Fleet
+from mini_infer_operator.scaling.plan_state import Fleet
 from mini_infer_operator.scaling.service_scaler import Change, ServiceScaler
 from mini_infer_operator.scaling.spec import planned_spec, policies_of
 from mini_infer_operator.status import EventType, PermanentFailure
@@ -159,6 +159,11 @@ class LocalBackend:
     def is_scaled(self) -> bool:
         """True if a role of the service has `scaling` that the planner owns."""
         return self._stored is not None and bool(policies_of(resolve_service(self._stored, self._presets).service))
+
+    @property
+    def is_asleep(self) -> bool:
+        """True if no engine runs or starts."""
+        return all(engine.process.stopping for engine in self._engines)
 
     def scale(self, reports: Mapping[str, GatewayLoads], now_s: float) -> list[Change]:
         """Takes reports of gateways, and returns the numbers of engines that change."""

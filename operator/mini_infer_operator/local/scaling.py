@@ -15,6 +15,8 @@ from mini_infer_operator.scaling.service_scaler import Change
 from mini_infer_web.api_keys import API_KEY_ENV
 
 READ_EVERY_S = 1.0
+READ_ASLEEP_S = 0.2
+"""Seconds between two reports while no engine is ready: requests may be held, and each second is one of their wait."""
 
 
 class Scalable(Protocol):
@@ -23,6 +25,10 @@ class Scalable(Protocol):
     @property
     def is_scaled(self) -> bool:
         """True if a role of the service has `scaling` that the planner owns."""
+
+    @property
+    def is_asleep(self) -> bool:
+        """True if no engine runs, so that requests would have to wait for one."""
 
     def scale(self, reports: Mapping[str, GatewayLoads], now_s: float) -> list[Change]:
         """Takes reports of gateways, and returns the numbers that change."""
@@ -35,14 +41,16 @@ async def follow_gateway(
     report: Callable[[str], None],
     changed: Callable[[], None],
 ) -> None:
-    """Reads the gateway's report each second while the service has `scaling`, until cancelled.
+    """Reads the gateway's report each second, or sooner while no engine runs, if the service has `scaling`.
+
+    It goes on until cancelled.
 
     Calls `report` with a sentence for each number that changes, and `changed` afterwards.
     """
     key = os.environ.get(API_KEY_ENV)
     headers = {"authorization": f"Bearer {key}"} if key else {}
     while True:
-        await asyncio.sleep(READ_EVERY_S)
+        await asyncio.sleep(READ_ASLEEP_S if scaled.is_asleep else READ_EVERY_S)
         if not scaled.is_scaled:
             continue
         found = await read_answer(session, url + SCALING_PATH, GatewayLoads, LONGEST_REPORT_BYTES, headers)

@@ -20,6 +20,10 @@ SURGE_DEVIATIONS, LENGTHS_VARY = 3.0, 2.0
 """Deviations by which one step must exceed what chance explains, and the mean square of a request's work over the
 square of its mean: that of an exponential distribution.
 """
+FORECAST_SLACK = 5.0
+"""The forecast may be exceeded this many times as often as requests may miss their targets: what exceeds it lasts a
+part of a start, and engines are whole and stay for a window. Measured by benchmarks/autoscaling.py.
+"""
 LEAST_ERRORS = 12
 """Errors below which the margin is that of a Poisson process instead."""
 
@@ -51,6 +55,11 @@ class History:
 
 
 NO_HISTORY = History()
+
+
+def wanted_percentile(of_targets: float) -> float:
+    """Returns the percentile of the forecast for the one of the targets."""
+    return max(0.5, 1 - FORECAST_SLACK * (1 - of_targets))
 
 
 def level(history: History, unit: float) -> float:

@@ -4,14 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mini_infer_contract.scaling import EngineLoad, GatewayLoads
-from mini_infer_operator.scaling.planner import (
-    DEFAULT_START_S,
-    Fleet,
-    Memory,
-    Recommendation,
-    plan_replicas,
-    split_between_roles,
-)
+from mini_infer_operator.scaling.pair_planner import split_between_roles
+from mini_infer_operator.scaling.plan_state import Fleet, Memory, Recommendation
+from mini_infer_operator.scaling.planner import DEFAULT_START_S, plan_replicas
 from mini_infer_operator.scaling.policy import ScalingPolicy
 from mini_infer_operator.scaling.rates import LearnedRates
 from mini_infer_operator.scaling.samples import Observed, sample_of

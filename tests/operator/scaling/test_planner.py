@@ -9,7 +9,8 @@ from random import Random
 import pytest
 
 from mini_infer_operator.scaling.demand import backlog_engines, utilisation, work_of
-from mini_infer_operator.scaling.planner import Fleet, Memory, Recommendation, plan_replicas
+from mini_infer_operator.scaling.plan_state import Fleet, Memory, Recommendation
+from mini_infer_operator.scaling.planner import plan_replicas
 from mini_infer_operator.scaling.policy import ScalingPolicy, Targets, Windows
 from mini_infer_operator.scaling.signals import EngineRates, Sample
 

@@ -5,7 +5,9 @@ from math import inf
 
 import pytest
 
-from mini_infer_operator.scaling.planner import Fleet, Memory, plan_replicas, split_between_roles
+from mini_infer_operator.scaling.pair_planner import split_between_roles
+from mini_infer_operator.scaling.plan_state import Fleet, Memory
+from mini_infer_operator.scaling.planner import plan_replicas
 from mini_infer_operator.scaling.policy import ScalingPolicy, Targets, Windows
 from mini_infer_operator.scaling.role_split import Part, split
 from mini_infer_operator.scaling.signals import EngineRates, Sample

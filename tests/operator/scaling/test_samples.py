@@ -10,7 +10,7 @@ from mini_infer_contract.scaling import (
     bucket_of,
     percentile_s,
 )
-from mini_infer_operator.scaling.planner import Fleet
+from mini_infer_operator.scaling.plan_state import Fleet
 from mini_infer_operator.scaling.policy import ScalingPolicy, Targets, Windows
 from mini_infer_operator.scaling.rates import LearnedRates
 from mini_infer_operator.scaling.samples import FORGET_S, Observed, ServiceSample, sample_of
