@@ -57,7 +57,7 @@ class History:
 NO_HISTORY = History()
 
 
-def wanted_percentile(of_targets: float) -> float:
+def forecast_percentile(of_targets: float) -> float:
     """Returns the percentile of the forecast for the one of the targets."""
     return max(0.5, 1 - FORECAST_SLACK * (1 - of_targets))
 

@@ -6,7 +6,7 @@ from math import ceil
 
 from mini_infer_operator.scaling.correction import corrected
 from mini_infer_operator.scaling.demand import backlog_engines, memory_engines, rows_engines, utilisation, work_of
-from mini_infer_operator.scaling.forecast import level, margin, recent, steady, wanted_percentile
+from mini_infer_operator.scaling.forecast import forecast_percentile, level, margin, recent, steady
 from mini_infer_operator.scaling.plan_state import DECODE, PAIR, PREFILL, Fleet, Memory, Recommendation, RoleMemory
 from mini_infer_operator.scaling.policy import ScalingPolicy, Windows
 from mini_infer_operator.scaling.role_split import Part, split
@@ -46,7 +46,7 @@ def plan_pair(
         roles[role] = replace(past, history=history, correction=correction)
     past, busy = memory.roles.get(PAIR, RoleMemory()), sum(work.of(role) / most[role] for role in pair)
     history = past.history.add(sample.at_s, busy)
-    percentile = wanted_percentile(max(policies[role].targets.percentile for role in pair))
+    percentile = forecast_percentile(max(policies[role].targets.percentile for role in pair))
     is_same = history.values is past.history.values
     unit = memory.request_work / min(most.values())
     ahead = past.ahead if is_same else margin(history, start_s, percentile, unit)

@@ -11,7 +11,7 @@ from math import exp
 
 from mini_infer_operator.scaling.correction import corrected
 from mini_infer_operator.scaling.demand import backlog_engines, memory_engines, rows_engines, utilisation, work_of
-from mini_infer_operator.scaling.forecast import level, margin, steady, wanted_percentile
+from mini_infer_operator.scaling.forecast import forecast_percentile, level, margin, steady
 from mini_infer_operator.scaling.pair_planner import plan_pair
 from mini_infer_operator.scaling.plan_state import DECODE, PREFILL, Fleet, Memory, Recommendation, RoleMemory
 from mini_infer_operator.scaling.policy import ScalingPolicy
@@ -101,7 +101,7 @@ def _plan_role(
     history = past.history.add(sample.at_s, work.of(role))
     most = utilisation(role, targets, rates, memory.prompt_tokens)
     now = level(history, memory.request_work)
-    percentile = wanted_percentile(targets.percentile)
+    percentile = forecast_percentile(targets.percentile)
     is_same = history.values is past.history.values  # the margin takes a while to compute, and changes only with these
     ahead = past.ahead if is_same else margin(history, start_s, percentile, memory.request_work)
     backlog = backlog_engines(role, sample, targets, rates, fleet.ready, start_s)

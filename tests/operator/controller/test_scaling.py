@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from mini_infer_contract.scaling import SCALING_PATH, GatewayLoads, ServiceLoad
+from mini_infer_contract.scaling import SCALING_PATH, EngineLoad, GatewayLoads, ServiceLoad
 from mini_infer_operator.controller.scaling import UNHEARD_S, Scaling
 from mini_infer_operator.objects.cache import ObjectCache
 from mini_infer_operator.objects.events import EventRecorder
@@ -96,6 +96,28 @@ def test_namespace_budget_limits_what_is_granted() -> None:
         load = ServiceLoad(queued_requests=50, queued_tokens=9_000_000)
         world.scaling.step({"http://gateway": GatewayLoads(1.0, {"default/a": load, "default/b": load})})
     assert (world.decided("a"), world.decided("b")) == ({"unified": 1}, {"unified": 1})
+
+
+def test_namespace_budget_is_split_by_need_when_roles_can_switch() -> None:
+    """Three GPUs for five engines that the load needs: the split follows the need, and the sum stays."""
+    world = World(3.0)
+    role = {"scaling": {"minReplicas": 1, "maxReplicas": 4}, "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    roles = {"prefill": {**role, "replicas": 1}, "decode": {**role, "replicas": 2}}
+    stored = changed({"metadata": {"name": "pair", "uid": "pair"}, "spec": {"unified": None, **roles}})
+    stored["metadata"] |= {"resourceVersion": "1"}
+    world.cache.written(KIND, stored)
+    for name, of in {"p0": "prefill", "d0": "decode", "d1": "decode"}.items():
+        pod = engine("pair")
+        pod["metadata"] |= {"name": name, "uid": name, "labels": {**pod["metadata"]["labels"], LABEL_ROLE: of}}
+        world.cache.written("Pod", pod)
+    world.scaling.update(("default", "pair"), stored)
+    engines = {"default/d0": EngineLoad("decode", 7), "default/d1": EngineLoad("decode", 1, 512)}
+    for second in range(3):
+        world.now_s = float(second)
+        load = ServiceLoad(queued_tokens=900_000, running_requests=8, engines=engines)
+        world.scaling.step({"http://gateway": GatewayLoads(1.0, {"default/pair": load})})
+    assert world.decided("pair") == {"prefill": 2, "decode": 1}
+    assert world.scaling.loads(("default", "pair")) == {"d0": 7.0, "d1": 2.0}
 
 
 def test_numbers_stay_and_an_event_says_so_when_no_gateway_answers() -> None:
