@@ -8,12 +8,12 @@ decode apart. Needs the traces of ../shared/data; leaves out those that are abse
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.autoscaling import DATA, FIFTH, TENTH
+from benchmarks.autoscaling import DATA, FIFTH, TENTH, at_cost
 from benchmarks.routing.workload import SimulatedRequest
 from benchmarks.scaling.fleet import Setup
 from benchmarks.scaling.loads import agents, all_loads, azure, in_turn
@@ -24,6 +24,7 @@ from mini_infer_operator.scaling.planner import plan_replicas
 from mini_infer_operator.scaling.policy import ScalingPolicy, Targets
 from mini_infer_operator.scaling.signals import EngineRates, Sample
 
+SCALED_MODES, PERCENTILES = ("switch", "apart", "0.6", "0.7", "0.8"), (0.95, 0.99)
 LOADS = ("azure, bursts", "agents, bursts", "azure and agents in turn")
 
 
@@ -31,9 +32,9 @@ LOADS = ("azure, bursts", "agents, bursts", "azure and agents in turn")
 class FixedSplit:
     """Keeps the roles that engines have."""
 
-    def split(self, sample: Sample, rates: EngineRates, prefill: int, decode: int) -> tuple[int, int]:
+    def split(self, sample: Sample, rates: EngineRates, fleets: Mapping[str, Fleet]) -> Mapping[str, int]:
         """Returns the present numbers."""
-        return prefill, decode
+        return {role: fleet.replicas for role, fleet in fleets.items()}
 
 
 @dataclass(slots=True)
@@ -43,19 +44,47 @@ class PlannedSplit:
     setup: Setup
     memory: Memory = field(default_factory=Memory)
 
-    def split(self, sample: Sample, rates: EngineRates, prefill: int, decode: int) -> tuple[int, int]:
+    def split(self, sample: Sample, rates: EngineRates, fleets: Mapping[str, Fleet]) -> Mapping[str, int]:
         """Returns the planner's numbers."""
-        total = prefill + decode
+        total = sum(fleet.replicas for fleet in fleets.values())
         policy = ScalingPolicy(1, total, Targets(self.setup.ttft_s, self.setup.itl_s))
-        fleets = {PREFILL: Fleet(prefill, prefill), DECODE: Fleet(decode, decode)}
-        policies = dict.fromkeys(fleets, policy)
-        switched_s = self.memory.switched_s
+        policies, switched_s = dict.fromkeys(fleets, policy), self.memory.switched_s
         found, planned = plan_replicas(
             policies, fleets, sample, rates, self.memory, self.setup.start_s, are_roles_interchangeable=True
         )
         planned = replace(planned, switched_s=switched_s)  # its own split is of a number that is not granted
         counts, self.memory = split_between_roles(total, found, fleets, planned, sample.at_s)
-        return counts[PREFILL], counts[DECODE]
+        return counts
+
+
+@dataclass(slots=True)
+class ScaledPair:
+    """The planner with engines that start and stop; roles switch, are planned apart, or have a fixed share."""
+
+    setup: Setup
+    percentile: float
+    mode: str = "switch"
+    """`switch`, `apart`, or the share of prefill engines in the planner's sum."""
+    memory: Memory = field(default_factory=Memory)
+
+    def split(self, sample: Sample, rates: EngineRates, fleets: Mapping[str, Fleet]) -> Mapping[str, int]:
+        """Returns the planner's numbers."""
+        policy = ScalingPolicy(1, self.setup.most, Targets(self.setup.ttft_s, self.setup.itl_s, self.percentile))
+        found, self.memory = plan_replicas(
+            dict.fromkeys(fleets, policy),
+            fleets,
+            sample,
+            rates,
+            self.memory,
+            self.setup.start_s,
+            are_roles_interchangeable=self.mode != "apart",
+        )
+        counts = {role: one.replicas for role, one in found.items()}
+        if self.mode in ("switch", "apart"):
+            return counts
+        total = max(sum(counts.values()), 2)
+        prefill = max(1, min(total - 1, round(float(self.mode) * total)))
+        return {PREFILL: prefill, DECODE: total - prefill}
 
 
 def figures(outcome: PairOutcome) -> dict[str, Any]:
@@ -84,7 +113,23 @@ def measure(name: str, load: Sequence[SimulatedRequest], total: int, until_s: fl
     fixed = {label: run["attainment"] for label, run in runs.items() if label != "fluid"}
     best = max(fixed, key=lambda label: fixed[label], default="")
     gain = round(runs["fluid"]["attainment"] - fixed[best], 4) if best else None
+    print(f"{name:18} {total:3} engines: {gain} above {best}", flush=True)
     return {"requests": len(load), "engines": total, "runs": runs, "best_fixed": best, "gain": gain}
+
+
+def measure_scaled(name: str, load: Sequence[SimulatedRequest], until_s: float) -> dict[str, Any]:
+    """Returns the figures of one load on engines that the planner starts and stops, too."""
+    setup, runs = FIFTH if name.startswith("mooncake") else TENTH, dict[str, dict[float, dict[str, Any]]]()
+    for mode in SCALED_MODES:
+        for percentile in PERCENTILES if time.monotonic() < until_s else ():
+            outcome = PairFleet(setup, ScaledPair(setup, percentile, mode), 3, 2).run(load)
+            runs.setdefault(mode, {})[percentile] = figures(outcome)
+            print(f"{name:18} scaled, {mode:6} {percentile} {runs[mode][percentile]}", flush=True)
+    hours = runs["switch"][PERCENTILES[0]]["gpu_hours"]
+    points = {mode: [(one["gpu_hours"], one["attainment"]) for one in found.values()] for mode, found in runs.items()}
+    equal = {mode: round(at_cost(found, hours), 4) for mode, found in points.items()}
+    print(f"{name:18} at {hours} GPU-h: {equal}", flush=True)
+    return {"requests": len(load), "runs": runs, "gpu_hours": hours, "equal_cost": equal}
 
 
 def main() -> None:
@@ -94,6 +139,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=DATA, metavar="FOLDER", help="the traces")
     parser.add_argument("--loads", default=";".join(LOADS), metavar="A;B", help="names of loads (default: %(default)s)")
     parser.add_argument("--engines", default="8,12", metavar="N,N", help="numbers of engines (default: %(default)s)")
+    parser.add_argument(
+        "--scaled", action="store_true", help="let the planner set the number, too, in place of --engines"
+    )
     parser.add_argument("--minutes", type=float, default=60.0, help="of each load (default: 60)")
     parser.add_argument("--time-limit-s", type=float, default=86_400, metavar="S", help="begin nothing new after that")
     options = parser.parse_args()
@@ -102,11 +150,14 @@ def main() -> None:
     loads = dict(all_loads(options.data))
     if {"azure", "agents"} <= loads.keys():
         loads["azure and agents in turn"] = in_turn(azure(options.data), agents(options.data, 600))
-    for name, whole in loads.items():
-        load = [request for request in whole if request.arrival_s < 60 * options.minutes]
-        for total in map(int, options.engines.split(",")) if name in chosen else ():
-            results.append({"load": name, **measure(name, load, total, until_s)})
-            print(f"{name:18} {total:3} engines: {results[-1]['gain']} above {results[-1]['best_fixed']}", flush=True)
+    for name in (name for name in loads if name in chosen):
+        load = [request for request in loads[name] if request.arrival_s < 60 * options.minutes]
+        if options.scaled:
+            found: Iterable[dict[str, Any]] = (measure_scaled(name, load, until_s),)
+        else:
+            found = (measure(name, load, total, until_s) for total in map(int, options.engines.split(",")))
+        for result in found:
+            results.append({"load": name, **result})
             if options.out:
                 options.out.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -1,11 +1,11 @@
-"""A fleet of modelled engines that are prefill or decode engines, of one number all the time. Knows no rule.
+"""A fleet of modelled engines that are prefill or decode engines, and may start, stop and switch. Knows no rule.
 
 A prompt is computed by the prefill engine with the fewest tokens to compute; its pages then move, and the decode engine
 with the fewest rows takes it. An engine that switches finishes what it has, beside its new work.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
@@ -17,7 +17,7 @@ from benchmarks.routing.world import TRANSFER_FIXED_S
 from benchmarks.scaling.fleet import ROOM_TOKENS, TOKEN_BUDGET, Setup
 from benchmarks.scaling.loads import BLOCK_TOKENS
 from benchmarks.scaling.meter import Meter, MeteredRates
-from mini_infer_operator.scaling.plan_state import DECODE, PREFILL
+from mini_infer_operator.scaling.plan_state import DECODE, PREFILL, Fleet
 from mini_infer_operator.scaling.signals import EngineRates, Sample
 
 TRANSFER_TOKENS_PER_S = 1e5
@@ -30,8 +30,8 @@ SAMPLES_OF_LATENCY = 5
 class Splitter(Protocol):
     """Decides which engines have which role."""
 
-    def split(self, sample: Sample, rates: EngineRates, prefill: int, decode: int) -> tuple[int, int]:
-        """Returns how many of the engines shall be prefill and decode engines."""
+    def split(self, sample: Sample, rates: EngineRates, fleets: Mapping[str, Fleet]) -> Mapping[str, int]:
+        """Returns how many prefill and decode engines there shall be."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,15 @@ class PairOutcome:
 class _Member:
     engine: EngineModel
     role: str
+    begun_s: float = 0.0
+    ready: bool = True
+    leaving: bool = False
     due: float | None = None
+
+    @property
+    def load(self) -> float:
+        """What it still has to do, in requests."""
+        return len(self.engine.running) + len(self.engine.waiting) + self.engine.queued_tokens() / 512
 
 
 @dataclass(slots=True)
@@ -76,17 +84,16 @@ class PairFleet:
         metered = MeteredRates(
             rates.weights_ms, rates.token_ms, rates.row_ms, rates.kv_token_ms, rates.pair_ms, self._meter
         )
-        shape = EngineShape(setup.cache_tokens // BLOCK_TOKENS, BLOCK_TOKENS, metered, token_budget=TOKEN_BUDGET)
+        self._shape = EngineShape(setup.cache_tokens // BLOCK_TOKENS, BLOCK_TOKENS, metered, token_budget=TOKEN_BUDGET)
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = count()
         self._queue: deque[SimulatedRequest] = deque()
         self._first_s: dict[int, float] = {}
         self._whole: dict[int, SimulatedRequest] = {}
         self._since, self._outputs, self._open, self._moving = _Since(), (50.0, 0.25), 0, 0
-        self._members = [
-            _Member(EngineModel(str(i), shape, self._first_token, self._finished, record_events=False), role)
-            for i, role in enumerate([PREFILL] * prefill + [DECODE] * decode)
-        ]
+        roles = [PREFILL] * prefill + [DECODE] * decode
+        self._members = [_Member(self._engine(), role) for role in roles]
+        self._gpu_s, self._last_s = 0.0, 0.0
         self.outcome = PairOutcome(0)
 
     def run(self, requests: Sequence[SimulatedRequest]) -> PairOutcome:
@@ -94,19 +101,23 @@ class PairFleet:
         self.outcome.requests = self._open = len(requests)
         for request in requests:
             self._push(request.arrival_s, self._arrive, request)
-        last_s = requests[-1].arrival_s
+        self._last_s = requests[-1].arrival_s
         self._push(TICK_S, self._tick)
         while self._heap and self._open:
             now_s, _, action, what = heappop(self._heap)
             action(now_s, *what)
-        self.outcome.gpu_hours = len(self._members) * last_s / 3600
+        self._gpu_s += sum(max(0.0, self._last_s - member.begun_s) for member in self._members)
+        self.outcome.gpu_hours = self._gpu_s / 3600
         return self.outcome
 
     def _push(self, at_s: float, action: Callable[..., None], *what: Any) -> None:
         heappush(self._heap, (at_s, next(self._order), action, what))
 
+    def _engine(self) -> EngineModel:
+        return EngineModel("", self._shape, self._first_token, self._finished, record_events=False)
+
     def _of(self, role: str) -> list[_Member]:
-        return [member for member in self._members if member.role == role]
+        return [m for m in self._members if m.role == role and m.ready and not m.leaving]
 
     # Requests.
 
@@ -119,7 +130,7 @@ class PairFleet:
 
     def _pump(self, now_s: float) -> None:
         prefill = self._of(PREFILL)
-        while self._queue:
+        while self._queue and prefill:
             request = self._queue[0]
             free = [member for member in prefill if member.engine.queued_tokens() < ROOM_TOKENS]
             if not free:
@@ -156,8 +167,12 @@ class PairFleet:
         self.outcome.kept_itl += is_even
 
     def _decode(self, now_s: float, request: SimulatedRequest) -> None:
+        decode = self._of(DECODE)
+        if not decode:  # the last one has just switched, and the next one starts
+            self._push(now_s + TICK_S, self._decode, request)
+            return
         self._moving -= 1
-        best = min(self._of(DECODE), key=lambda member: len(member.engine.running) + len(member.engine.waiting))
+        best = min(decode, key=lambda member: len(member.engine.running) + len(member.engine.waiting))
         best.engine.add(request, now_s, elsewhere=True)
         self._schedule(best)
 
@@ -172,21 +187,47 @@ class PairFleet:
             member.due = None
             member.engine.wake(now_s)
             self._schedule(member)
+            if member.leaving:
+                self._leave_if_idle(now_s, member)
             self._pump(now_s)
 
     # Roles.
 
     def _tick(self, now_s: float) -> None:
-        sample, prefill, decode = self._sample(now_s), self._of(PREFILL), self._of(DECODE)
-        wanted, _ = self._splitter.split(sample, self._meter.rates(), len(prefill), len(decode))
-        wanted = max(1, min(len(self._members) - 1, wanted))
-        givers, role = (decode, PREFILL) if wanted > len(prefill) else (prefill, DECODE)
-        givers.sort(key=lambda member: len(member.engine.running) + member.engine.queued_tokens() / 512)
-        for member in givers[: abs(wanted - len(prefill))]:
-            member.role = role
+        sample = self._sample(now_s)
+        staying = {role: [m for m in self._members if m.role == role and not m.leaving] for role in (PREFILL, DECODE)}
+        fleets = {role: Fleet(len(mine), sum(member.ready for member in mine)) for role, mine in staying.items()}
+        wanted = self._splitter.split(sample, self._meter.rates(), fleets)
+        missing = {role: wanted[role] - len(mine) for role, mine in staying.items()}
+        taker, giver = sorted(missing, key=lambda role: -missing[role])
+        count = max(0, min(missing[taker], -missing[giver]))
+        for member in sorted(staying[giver], key=lambda m: (not m.ready, m.load))[:count]:
+            member.role = taker
             self.outcome.switches += 1
+        for role in (PREFILL, DECODE):
+            self._resize(now_s, role, wanted[role])
         self._pump(now_s)
         self._push(now_s + TICK_S, self._tick)
+
+    def _resize(self, now_s: float, role: str, wanted: int) -> None:
+        """Starts what is missing, and lets what is too many finish."""
+        staying = [member for member in self._members if member.role == role and not member.leaving]
+        for _ in range(wanted - len(staying)):
+            member = _Member(self._engine(), role, now_s, ready=False)
+            self._members.append(member)
+            self._push(now_s + self._setup.start_s, self._is_ready, member)
+        for member in sorted(staying, key=lambda m: (m.ready, m.load))[: max(0, len(staying) - wanted)]:
+            member.leaving = True
+            self._leave_if_idle(now_s, member)
+
+    def _is_ready(self, now_s: float, member: _Member) -> None:
+        member.ready = True
+        self._pump(now_s)
+
+    def _leave_if_idle(self, now_s: float, member: _Member) -> None:
+        if not member.engine.running and not member.engine.waiting and member in self._members:
+            self._members.remove(member)
+            self._gpu_s += max(0.0, min(now_s, self._last_s) - member.begun_s)
 
     def _sample(self, now_s: float) -> Sample:
         since, self._since = self._since, _Since()
