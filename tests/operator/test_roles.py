@@ -85,8 +85,8 @@ def test_prefill_and_decode_become_ready_with_their_own_children(cluster: Cluste
         "pair-prefill": "prefill",
         "pair-decode": "decode",
     }
-    (service,) = cluster.children("pair", "services")
-    assert service["spec"]["selector"][ROLE] == "decode"
+    services = {service["metadata"]["name"]: service for service in cluster.children("pair", "services")}
+    assert services["pair-engines"]["spec"]["selector"][ROLE] == "decode"
     lines = cluster.plane.kubectl("get", "infsvc", "pair").stdout.splitlines()
     assert lines[1].split()[4:10] == ["3", "3", "1/1", "2/2", "1/2", "0"]
     message = cluster.ready("pair")["message"]
