@@ -8,7 +8,6 @@ processes on this machine.
 
 import asyncio
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,23 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import torch
 import yaml
-from safetensors.torch import load_file, save_file
 
+from benchmarks.canary_faults.models import BASE, QUESTIONS, make_models
 from benchmarks.common.report import make_parser, save
 from mini_infer_operator.local.ports import free_ports
 
 FAULTS = Path(__file__).parent / "canary_faults"
-ASSETS = Path(__file__).parents[1] / "engine" / "mini_infer_engine" / "assets" / "demo"
-BASE = "base"
-QUESTIONS = (
-    "What does textwrap.dedent do?",
-    "How do I read a file line by line?",
-    "What is the difference between a list and a tuple?",
-    "How does asyncio.gather work?",
-    "What does functools.lru_cache do?",
-)
 
 
 def env(fault: str) -> dict[str, Any]:
@@ -74,24 +63,6 @@ def edits(crash_s: float, slow_ms: float) -> list[Edit]:
         Edit("a shorter context", True, engine={"maxModelLen": 2048}),
     ]
     return [edit for pair in zip(bad, good, strict=True) for edit in pair]
-
-
-def make_models(folder: Path) -> None:
-    """Writes the demo model, and two wrong copies of it."""
-    for name in (BASE, "template", "quantised"):
-        shutil.copytree(ASSETS, folder / name)
-    template = folder / "template" / "chat_template.jinja"
-    template.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: ")
-    weights = folder / "quantised" / "model.safetensors"
-    save_file({name: _rounded(tensor) for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
-
-
-def _rounded(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a matrix rounded to three bits with one scale for all, where there should be one for each group."""
-    if tensor.ndim < 2:
-        return tensor
-    scale = tensor.float().abs().max() / 3
-    return ((tensor.float() / scale).round() * scale).to(tensor.dtype)
 
 
 def service(models: Path, edit: Edit, pause_s: int, least: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.canary import BASE, QUESTIONS, make_models
+from benchmarks.canary_faults.models import BASE, QUESTIONS, make_models
 from benchmarks.common.report import make_parser, save
 from mini_infer_engine import LLM, SamplingParams
 

@@ -1,1 +1,1 @@
-"""Faults of engines for `benchmarks/canary.py`."""
+"""Faults of engines, and wrong models, for `benchmarks/canary.py`."""

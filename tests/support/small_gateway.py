@@ -1,4 +1,7 @@
-"""A stand-in for the gateway in tests of `mini-infer up`: the first endpoint of the file answers everything."""
+"""A stand-in for the gateway in tests of `mini-infer up`: the first endpoint of the file answers everything.
+
+Its reports are files beside that of the endpoints.
+"""
 
 import argparse
 import json
@@ -18,9 +21,10 @@ def main() -> int:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            if self.path == "/scaling":
-                load = options.endpoints.with_name("load.json")
-                self.answer(load.read_bytes() if load.exists() else b'{"started_s": 1.0}')
+            reports = {"/scaling": "load.json", "/rollouts": "rollouts.json"}
+            if self.path in reports:
+                report = options.endpoints.with_name(reports[self.path])
+                self.answer(report.read_bytes() if report.exists() else b'{"started_s": 1.0}')
                 return
             self.answer(b"ok" if self.path == "/healthz" else self.forward(None))
 

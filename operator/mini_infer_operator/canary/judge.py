@@ -16,9 +16,9 @@ LEAST_FAILURES = 3
 HIGHEST_PERCENTILE = 0.95
 SAMPLES_ABOVE = 3
 """Samples that lie above the compared percentile at least, so that one slow request decides nothing."""
-CONFIDENCE = 1.64
-"""Standard deviations of a percentile by which it is taken lower for the new revision and higher for the old one: with
-95 % confidence each, the real ones differ at least as much. Few requests so need a large difference.
+CONFIDENCE = 2.5
+"""Standard deviations of a percentile by which it is taken lower for the new revision and higher for the old one. The
+comparison is repeated every two seconds, so one at 95 % would roll good revisions back on a noisy machine: one did.
 """
 LEAST_DIFFERENCES_S = {"ttft": 0.020, "itl": 0.002, "whole": 0.002}
 """Seconds by which a latency must differ besides its ratio: less is noise of a fast engine."""

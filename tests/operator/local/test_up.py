@@ -42,8 +42,8 @@ class Up:
         self.process: subprocess.Popen[bytes] | None = None
         self.write()
 
-    def write(self, **unified: Any) -> None:
-        service = changed({"spec": {"unified": unified}})
+    def write(self, rollout: dict[str, Any] | None = None, **unified: Any) -> None:
+        service = changed({"spec": {"unified": unified} | ({"rollout": rollout} if rollout else {})})
         (self.folder / "cr.new").write_text(yaml.safe_dump(service))
         (self.folder / "cr.new").replace(self.folder / "cr.yaml")
 
