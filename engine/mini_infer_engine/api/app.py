@@ -246,8 +246,8 @@ async def _ready(state: ApiServerState) -> Response:
         "pipeline_parallel_size": model.pipeline_parallel_size,
         "data_parallel_size": model.data_parallel_size,
     }
-    weights = {"weights": model.weights} if model.weights.num_bytes else {}
-    return json_response(body | sizes | weights)
+    start = {"weights": model.weights, "start_seconds": model.start_seconds} if model.start_seconds else {}
+    return json_response(body | sizes | start)
 
 
 async def _metrics(state: ApiServerState) -> Response:

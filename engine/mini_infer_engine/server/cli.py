@@ -230,7 +230,7 @@ def _weight_exchange(server: ServerOptions, peers: PeerPorts) -> WeightExchange:
         if not text.isascii() or not text.isdecimal() or int(text) >= 65_280:
             raise ValueError(f"weights-port: {WEIGHTS_PORT_ENV} = {text!r} is no port: unset it, or set a number")
         port = int(text)
-    return WeightExchange(host=peers.host, port=port, peers=addresses, version=__version__, key=peers.key)
+    return WeightExchange(host=peers.host, port=port, peers=addresses, key=peers.key)
 
 
 def _warn_of_open_ports(server: ServerOptions, peers: PeerPorts) -> None:

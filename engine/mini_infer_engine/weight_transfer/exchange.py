@@ -19,8 +19,6 @@ class WeightExchange(msgspec.Struct, frozen=True, kw_only=True):
     """Control port of the first rank; 0 if this engine does not serve its weights."""
     peers: tuple[str, ...] = ()
     """Control addresses of other engines' first ranks, as host:port; a name may resolve to several engines."""
-    version: str = ""
-    """Version of the engine's code: another one may have another layout of the same weights."""
     key: str = ""
     """The service's secret as 64 hexadecimal digits; "" if peers prove nothing."""
 

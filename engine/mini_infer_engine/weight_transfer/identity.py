@@ -14,6 +14,7 @@ import torch
 
 from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.config.options.settings import EngineSettings
+from mini_infer_engine.version import __version__
 from mini_infer_engine.weight_transfer.file_rate import weight_files
 
 LAYOUT = 1
@@ -49,14 +50,13 @@ def weights_identity(
     device: torch.device,
     dtype: torch.dtype,
     rank: int,
-    engine_version: str,
 ) -> str:
     """Returns the identity of a rank's weights, 64 hexadecimal digits. Raises OSError if a file cannot be read."""
     with ThreadPoolExecutor(_THREADS) as pool:  # a read of a network's file system takes milliseconds
         files = sorted(pool.map(_content, weight_files(directory)))
     capability = list(torch.cuda.get_device_capability(device)) if device.type == "cuda" else []
     facts = {
-        "engine": [engine_version, LAYOUT],
+        "engine": [__version__, LAYOUT],
         "torch": torch.__version__,
         "device": [device.type, *capability],
         "dtype": str(dtype),

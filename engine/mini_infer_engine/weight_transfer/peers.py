@@ -57,9 +57,7 @@ class WeightPeers:
             return
         self._rank = config.stage.index * config.tensor_parallel.size + config.tensor_parallel.rank
         try:
-            self._identity = weights_identity(
-                self._settings, config, directory, device, dtype, self._rank, self._exchange.version
-            )
+            self._identity = weights_identity(self._settings, config, directory, device, dtype, self._rank)
         except OSError as error:
             log.warning("weights are not exchanged with peers: %s", error)
             self._exchange = NO_EXCHANGE

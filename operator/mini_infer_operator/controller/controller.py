@@ -21,6 +21,7 @@ from mini_infer_operator.objects.engine_roles import EngineRoles
 from mini_infer_operator.objects.engine_starts import EngineStarts
 from mini_infer_operator.objects.events import EventRecorder
 from mini_infer_operator.objects.gateway_loads import GatewayLoadReader
+from mini_infer_operator.objects.loading_reports import LoadingReports
 from mini_infer_operator.objects.model_implementations import ModelImplementations
 from mini_infer_operator.objects.peer_secrets import PeerSecrets
 from mini_infer_operator.objects.running_requests import RunningRequests
@@ -50,6 +51,7 @@ class Controller:
         copied: CopiedBytes,
         gateways: GatewayLoadReader,
         roles: EngineRoles,
+        loading: LoadingReports | None = None,
     ) -> None:
         self._cache = cache
         self._metrics = metrics
@@ -67,7 +69,7 @@ class Controller:
         self._preset_look: asyncio.Handle | None = None
         self._canaries = Canaries(gateways, self._queue_again)
         self._planning: list[asyncio.Task[None]] = []
-        self._starts = EngineStarts(metrics.engine_started)
+        self._starts = EngineStarts(metrics.engine_started, loading)
 
         def backend(key: ServiceKey) -> ClusterBackend:
             planner, engines = self._scaling, (self._starts, self._canaries.observed, roles)

@@ -27,6 +27,7 @@ from mini_infer_operator.objects.engine_roles import EngineRoles
 from mini_infer_operator.objects.events import EventRecorder, KopfPoster
 from mini_infer_operator.objects.gateway_loads import GatewayLoadReader
 from mini_infer_operator.objects.kinds import Kind
+from mini_infer_operator.objects.loading_reports import LoadingReports
 from mini_infer_operator.objects.model_implementations import ModelImplementations
 from mini_infer_operator.objects.peer_secrets import PeerSecrets
 from mini_infer_operator.objects.running_requests import RunningRequests
@@ -65,7 +66,8 @@ class Operator:
         copied = CopiedBytes(self._api, self._engines)
         gateways = GatewayLoadReader(self._engines, settings.gateways)
         roles = EngineRoles(self._engines, self._peers)
-        of_engines = running, self._peers, self._implementations, copied, gateways, roles
+        self._loading = LoadingReports(self._engines, lambda key: self._controller.changed(key))
+        of_engines = running, self._peers, self._implementations, copied, gateways, roles, self._loading
         self._controller = Controller(self._api, self._cache, settings, events, self.metrics, *of_engines)
         self._feeds = {
             (kind.plural, namespace): Feed(
@@ -99,6 +101,7 @@ class Operator:
             await asyncio.gather(self._tasks, return_exceptions=True)
         await self._controller.stop()
         await self._implementations.close()
+        await self._loading.close()
         await self._engines.close()
         await self._server.close()
 

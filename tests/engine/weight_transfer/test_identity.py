@@ -23,9 +23,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def identity(folder: Path, rank: int = 0, version: str = "1", **options: object) -> str:
+def identity(folder: Path, rank: int = 0, **options: object) -> str:
     settings = EngineSettings(model=str(folder), **options)  # type: ignore[arg-type]  # a test's table
-    return weights_identity(settings, read_config(folder), folder, CPU, torch.float32, rank, version)
+    return weights_identity(settings, read_config(folder), folder, CPU, torch.float32, rank)
 
 
 def test_an_identity_is_equal_when_files_are_named_by_their_hashes(model: Path, tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_an_identity_is_another_when_a_file_was_written_again(model: Path, tmp_p
 
 @pytest.mark.parametrize(
     "changes",
-    [{"rank": 1}, {"version": "2"}, {"quantization": "int8"}, {"tensor_parallel_size": 2}, {"revision": "main"}],
+    [{"rank": 1}, {"quantization": "int8"}, {"tensor_parallel_size": 2}, {"revision": "main"}],
     ids=lambda changes: next(iter(changes)),
 )
 def test_an_identity_is_another_when_a_fact_differs(model: Path, changes: dict[str, object]) -> None:
