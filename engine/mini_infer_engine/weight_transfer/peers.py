@@ -147,4 +147,6 @@ def _finished(model: CausalModel, device: torch.device, *, is_quantized: bool) -
                 parameter.zero_()
         model.finish_loading(_STRUCTURE_POSITIONS)
     restore_plain_weights(model)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # what was launched above must not overwrite what other streams fill
     return ModelTensors(model)
