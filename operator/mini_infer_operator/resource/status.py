@@ -132,11 +132,11 @@ class PresetStatus(ApiModel):
     """The InferencePreset that applies to the service."""
 
     name: str
-    """Its name."""
+    """The preset's name."""
     uid: str = ""
-    """Its metadata.uid."""
+    """The preset's metadata.uid."""
     generation: int = Field(default=0, ge=0)
-    """Its metadata.generation whose fields the engines are to have."""
+    """The preset's metadata.generation whose fields the engines are to have."""
     chosen_by: Literal["Name", "Match"]
     """Name: spec.preset names it. Match: it matches model and GPU."""
     fields: list[str] = Field(default=[])
