@@ -19,7 +19,7 @@ from mini_infer_engine.kernels.page_digest import page_digests
 from mini_infer_engine.runtime.memory.host_tier import GOLDEN, CudaHostTier
 from tests.gpu.device import DEVICE, GPU_ONLY, KERNELS
 from tests.gpu.runs import make_engine, make_runner, make_settings, texts
-from tests.support.tiny_models import save_tiny_model
+from tests.support.tiny_models import DEEPSEEK, save_tiny_model
 
 Test = Callable[..., None]
 
@@ -108,7 +108,7 @@ def sessions(num_sessions: int, num_turns: int) -> list[list[Request]]:
     ],
 )
 def test_texts_are_those_of_a_pool_that_is_large_enough(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
-    save_tiny_model(tmp_path, name, **({"head_dim": 64} if name == "qwen3" else {}))
+    save_tiny_model(tmp_path, name, **({"head_dim": 64} if name == "qwen3" else DEEPSEEK | {"hidden_size": 128}))
     common = {"page_size": 16, "max_model_len": 256, "dtype": "bfloat16"} | changes
     settings = make_settings(tmp_path, **common)
     runner = make_runner(settings)

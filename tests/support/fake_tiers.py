@@ -71,6 +71,9 @@ class FakeHostMemory:
     def wait(self, timeout_s: float) -> None:
         assert self._jobs, "nothing to wait for"
 
+    def page_memory(self, page: int) -> memoryview:
+        raise AssertionError("the fake disk copies cells")
+
     def flip(self) -> bool:
         """Changes one cell of some page in main memory. Returns False if there is none."""
         if not self.pages:

@@ -5,7 +5,7 @@ prefixes. Pure: no sockets, no clock.
 """
 
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
@@ -34,38 +34,41 @@ class EngineBlocks:
     """The blocks of each engine, and those that it will hold once it has computed the prompts that were sent to it."""
 
     def __init__(self, engines: int) -> None:
-        self._stored: list[set[BlockHash]] = [set() for _ in range(engines)]
+        self._stored: list[defaultdict[str | None, set[BlockHash]]] = [defaultdict(set) for _ in range(engines)]
+        """The blocks of each engine, by medium: one may be in several."""
         self._promised: list[Counter[BlockHash]] = [Counter() for _ in range(engines)]
 
     def apply(self, engine: int, events: Iterable[KVEvent]) -> list[KVEvent]:
         """Applies an engine's events in order, and returns the resulting events of the server as a whole.
 
         It emits every stored block, even if another engine holds it: a gateway that reads a snapshot made between
-        events needs each of them. It emits the removal of a block when no engine holds it any more.
+        events needs each of them. It emits the removal of a block from a medium when no engine holds it there any more.
         """
         merged: list[KVEvent] = []
         for event in events:
             match event:
                 case BlockStored():
-                    self._stored[engine].update(event.block_hashes)
+                    self._stored[engine][event.medium].update(event.block_hashes)
                     merged.append(event)
                 case BlockRemoved():
-                    self._stored[engine].difference_update(event.block_hashes)
-                    if removed := [name for name in event.block_hashes if not self._is_stored(name)]:
+                    self._stored[engine][event.medium].difference_update(event.block_hashes)
+                    if removed := self._gone(event.block_hashes, event.medium):
                         merged.append(replace(event, block_hashes=removed))
                 case AllBlocksCleared():
                     merged += self._cleared(engine)
         return merged
 
-    def _is_stored(self, name: BlockHash) -> bool:
-        return any(name in stored for stored in self._stored)
+    def _gone(self, names: Iterable[BlockHash], medium: str | None) -> list[BlockHash]:
+        """Returns those of these blocks that no engine holds in this medium."""
+        holding = [stored[medium] for stored in self._stored]
+        return [name for name in names if not any(name in blocks for blocks in holding)]
 
     def _cleared(self, engine: int) -> list[KVEvent]:
-        mine, self._stored[engine] = self._stored[engine], set()
-        if not any(self._stored):
+        mine, self._stored[engine] = self._stored[engine], defaultdict(set)
+        if not any(blocks for stored in self._stored for blocks in stored.values()):
             return [AllBlocksCleared()]
-        removed = [name for name in mine if not self._is_stored(name)]
-        return [BlockRemoved(removed)] if removed else []
+        gone = ((self._gone(names, medium), medium) for medium, names in mine.items())
+        return [BlockRemoved(names, medium=medium) for names, medium in gone if names]
 
     def promise(self, engine: int, hashes: Sequence[int]) -> None:
         """Adds the blocks of a prompt that was sent to an engine."""
@@ -82,9 +85,9 @@ class EngineBlocks:
 
     def depth(self, engine: int, hashes: Sequence[int]) -> int:
         """Returns the number of prompt tokens in these blocks that an engine need not compute."""
-        stored, promised, blocks = self._stored[engine], self._promised[engine], 0
+        held, blocks = [*self._stored[engine].values(), self._promised[engine]], 0
         for name in hashes:
-            if name not in stored and name not in promised:
+            if not any(name in names for names in held):
                 break
             blocks += 1
         return blocks * BLOCK_SIZE_TOKENS

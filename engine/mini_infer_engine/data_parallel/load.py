@@ -19,6 +19,8 @@ def total_load(reports: Sequence[LoadReport], accepted: list[str], role: str) ->
         accepted=accepted,
         role=role,
         prefill_tokens_per_s=sum(report.prefill_tokens_per_s for report in reports),
+        host_tokens_per_s=sum(report.host_tokens_per_s for report in reports),
+        disk_tokens_per_s=sum(report.disk_tokens_per_s for report in reports),
         engines=len(reports),
         memory_bytes=sum(report.memory_bytes for report in reports),
     )

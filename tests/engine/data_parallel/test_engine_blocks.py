@@ -3,9 +3,19 @@
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from mini_infer_contract.blocks import block_keys, root_key
-from mini_infer_contract.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, block_stored, wire_hash
+from mini_infer_contract.events import (
+    MEDIUM_GPU,
+    MEDIUM_HOST,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KVEvent,
+    block_stored,
+    wire_hash,
+)
 from mini_infer_contract.images import image_key_ids
 from mini_infer_engine.core.request import ImageInput
 from mini_infer_engine.data_parallel.engine_blocks import EngineBlocks, prompt_hashes
@@ -63,6 +73,18 @@ def test_a_block_is_gone_when_its_last_holder_lets_it_go() -> None:
     blocks.apply(1, [stored(2)])
     assert blocks.apply(0, [BlockRemoved([1, 2])]) == [BlockRemoved([1])]
     assert blocks.apply(1, [BlockRemoved([2])]) == [BlockRemoved([2])]
+
+
+def test_block_is_held_when_it_is_left_in_a_lower_tier_alone() -> None:
+    blocks = EngineBlocks(2)
+    on_device, in_memory = (replace(stored(*HASHES[:2]), medium=medium) for medium in (MEDIUM_GPU, MEDIUM_HOST))
+    blocks.apply(0, [on_device, in_memory])
+    blocks.apply(1, [in_memory])
+    gone = BlockRemoved(list(HASHES[:2]), medium=MEDIUM_GPU)
+    assert blocks.apply(0, [gone]) == [gone]
+    assert blocks.depth(0, HASHES) == 32
+    assert blocks.apply(0, [replace(gone, medium=MEDIUM_HOST)]) == []
+    assert [blocks.depth(engine, HASHES) for engine in (0, 1)] == [0, 32]
 
 
 def test_only_its_own_blocks_are_removed_when_an_engine_clears_its_cache() -> None:

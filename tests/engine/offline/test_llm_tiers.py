@@ -6,11 +6,12 @@ import pytest
 
 from mini_infer_engine import LLM, RequestOutput, SamplingParams
 from mini_infer_engine.config.errors import ModelError
+from tests.support.tiny_models import DEEPSEEK, save_tiny_model
 
 TOPICS = [
-    f"The {number}th list is sorted, and then its names are joined with a comma, so that" * 3 for number in range(8)
+    f"The {number}th list is sorted, and then its names are joined with a comma, so that" * 3 for number in range(12)
 ]
-POOL = 6_000_000
+POOL = 3_000_000
 """Bytes of which a part of the conversations fills all."""
 
 
@@ -18,18 +19,27 @@ def open_llm(**settings: object) -> LLM:
     return LLM("demo", device="cpu", max_model_len=256, max_num_seqs=2, **settings)
 
 
+def use_tiers(llm: LLM) -> None:
+    """Has an engine load what a tier has: models so small are computed about as fast as they are copied."""
+    llm._engine._rate.committed = lambda step, now_s: None  # type: ignore[method-assign]
+    llm._engine._tiers._compute_tokens_per_s = 1.0  # type: ignore[union-attr]
+
+
+def write_behind(llm: LLM) -> None:
+    while llm._engine.write_behind():
+        llm._engine._tiers.wait(1.0)
+
+
 def rounds(llm: LLM, *, computes_slowly: bool = False) -> list[list[RequestOutput]]:
     """Continues every conversation twice, each with its own text so far."""
-    if computes_slowly:  # a model so small is computed about as fast as it is copied
-        llm._engine._rate.committed = lambda step, now_s: None  # type: ignore[method-assign]
-        llm._engine._tiers._compute_tokens_per_s = 1.0  # type: ignore[union-attr]
+    if computes_slowly:
+        use_tiers(llm)
     made, prompts = [], list(TOPICS)
     sampling_params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     for _ in range(3):
         made.append(llm.generate(prompts, sampling_params, use_tqdm=False))
         prompts = [one.prompt + one.outputs[0].text for one in made[-1] if one.prompt is not None]
-        while llm._engine.write_behind():
-            llm._engine._tiers.wait(1.0)
+        write_behind(llm)
     return made
 
 
@@ -57,6 +67,38 @@ def test_texts_are_the_same_when_blocks_come_back_from_main_memory_and_a_disk(tm
     again._engine._tiers._copies.disk.join_recovery()  # type: ignore[union-attr]
     assert texts(rounds(again, computes_slowly=True)) == expected
     assert again._engine.stats().kv_tiers.tiers["disk"].hit_tokens > 200
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "settings"),
+    [
+        ("qwen3", {}, {"kv_cache_dtype": "int8"}),
+        ("deepseek_v2", DEEPSEEK, {}),
+        ("gemma3_text", {"head_dim": 16, "sliding_window": 11}, {}),
+    ],
+)
+def test_tokens_are_the_same_when_pages_of_any_form_come_back(
+    tmp_path: Path, architecture: str, changes: dict[str, object], settings: dict[str, object]
+) -> None:
+    save_tiny_model(tmp_path, architecture, **changes)
+    common = {"device": "cpu", "max_model_len": 96, "max_num_seqs": 2, "skip_tokenizer_init": True} | settings
+    prompts = [{"prompt_token_ids": [(place * 7 + shift * 13) % 190 + 5 for place in range(70)]} for shift in range(6)]
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, detokenize=False)
+
+    def tokens(llm: LLM) -> list[list[int]]:
+        return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params, use_tqdm=False)]
+
+    roomy = LLM(str(tmp_path), kv_cache_memory=4_000_000, **common)
+    expected = tokens(roomy)
+    page_bytes = roomy._engine._runner.pool.spec.page_bytes  # type: ignore[attr-defined]
+    llm = LLM(str(tmp_path), kv_cache_memory=15 * page_bytes, kv_host_memory=100 * page_bytes, **common)
+    use_tiers(llm)
+    for _ in range(3):
+        assert tokens(llm) == expected
+        write_behind(llm)
+    stats = llm._engine.stats().kv_tiers.tiers["host"]
+    assert stats.hit_tokens > 100
+    assert (stats.mismatches, stats.errors) == (0, 0)
 
 
 @pytest.mark.parametrize(
