@@ -1,4 +1,4 @@
-"""Requests copies between the device, main memory and the disk, and passes their results to whoever requested them."""
+"""Requests copies between the device, main memory and the disk, and passes their results to the callers."""
 
 from collections.abc import Callable, Sequence
 from itertools import count

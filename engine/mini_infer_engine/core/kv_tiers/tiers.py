@@ -70,7 +70,7 @@ class KVTiers:
         self._write_behind = WriteBehind(cache, self._host, self._disk, tiers, self._copies)
         self._compute_tokens_per_s = compute_tokens_per_s
 
-    # What the scheduler asks and requests.
+    # Calls of the scheduler.
 
     def match(self, sequence: Sequence, hit: Hit) -> TierMatch:
         """Returns the pages with which the prefix of a waiting sequence continues after the whole pages of `hit`.
@@ -112,7 +112,7 @@ class KVTiers:
         """Loads nothing more for a sequence. Its pages stay pinned for as long as they may be written to."""
         self._loads.cancel(sequence)
 
-    # What the engine does in each step.
+    # Calls of the engine, once a step.
 
     def take(self, compute_tokens_per_s: float) -> list[Loaded]:
         """Takes in the copies that have ended, and returns the sequences whose pages have been loaded. A rate of 0 is
@@ -163,7 +163,7 @@ class KVTiers:
         if self._copies.disk is not None:
             self._copies.disk.clear()
 
-    # What others are told.
+    # Reports.
 
     def take_events(self) -> list[KVEvent]:
         """Returns the changes of all tiers since the last call."""

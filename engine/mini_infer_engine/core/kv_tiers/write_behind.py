@@ -64,8 +64,8 @@ class WriteBehind:
         return to_host or to_disk
 
     def _store(self, *, is_idle: bool) -> bool:
-        """Copies pages that the device will evict soon. They may be evicted meanwhile, and are forgotten then: whoever
-        needs a page gets it at once.
+        """Copies pages that the device will evict soon. They may be evicted meanwhile, and their copies are forgotten
+        then: no allocation waits for a copy.
         """
         pool, store, cache = self._cache.pool, self._host.store, self._cache
         state = (pool.num_cached, pool.least_recently_used(1), is_idle)
