@@ -56,9 +56,12 @@ class HostIndex:
             self.events.removed(record)
 
     def clear(self) -> None:
-        """Forgets all pages."""
-        for page in list(self._pages.values()):
+        """Forgets all pages. Those without a user become blank."""
+        pages = list(self._pages.values())
+        for page in pages:
             self.evict(page)
+        self.store.acquire_all(pages)
+        self.store.release_all(pages)
 
     @property
     def records(self) -> list[PageRecord]:

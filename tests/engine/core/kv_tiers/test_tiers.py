@@ -162,6 +162,7 @@ def test_all_tiers_are_empty_when_the_prefix_cache_is_reset() -> None:
     others(engine, 4)
     assert engine.reset_prefix_cache()
     assert engine.snapshot() == []
+    assert engine._tiers._host.store.num_blank == 12  # type: ignore[union-attr]
     assert cached(run(engine, PROMPT, "again")) == CachedTokens()
 
 
