@@ -136,6 +136,7 @@ class Loads:
         if moved.error:
             load.pages[place].tier.failed(moved.error)
         if moved.error or moved.is_gone:
+            self._disk.forget(load.pages[place].location)
             load.num_valid = min(load.num_valid, place)
         load.read_s = max(load.read_s, moved.seconds)
         load.num_reading -= 1
