@@ -54,6 +54,13 @@ def template_messages(
         normal = [turn for message in normal for turn in _with_null_content(message)]
     if developer_role or all(message["role"] != "developer" for message in normal):
         return normal
+    for index, message in enumerate(messages):
+        if images is not None and message["role"] == "system" and _has_image(message):
+            refuse_field(
+                ("messages", index, "content"),
+                "has an image, and goes into one system message with those of the role developer, which have text "
+                "alone: use one of the two roles",
+            )
     return _with_one_system_message(normal, content_parts)
 
 
@@ -174,7 +181,14 @@ def _part(part: object, where: FieldPath, role: str, images: ImageForm | None) -
     return None
 
 
-_IMAGE_ROLES = frozenset(("user", "tool"))
+def _has_image(message: Message) -> bool:
+    content = message.get("content")
+    return isinstance(content, list) and any(
+        isinstance(part, dict) and part.get("type") in IMAGE_PARTS for part in content
+    )
+
+
+_IMAGE_ROLES = frozenset(("user", "tool", "system", "assistant"))
 
 
 def _text(part: object, where: FieldPath) -> str:

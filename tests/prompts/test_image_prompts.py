@@ -150,6 +150,25 @@ def test_tool_results_have_images_when_the_template_shows_them() -> None:
     assert "tool\nseen<|vision_start|><|image_pad|><|vision_end|><|im_end|>" in prompt.text
 
 
+@pytest.mark.parametrize("role", ["system", "assistant"])
+def test_other_roles_have_images_when_the_template_shows_them(role: str) -> None:
+    user = {"role": "user", "content": [an_image(), text_part("look")]}
+    other = {"role": role, "content": [text_part("seen"), an_image()]}
+    messages = [other, user] if role == "system" else [user, other, user]
+    prompt = chat_prompt_text(encoder_of("qwen2_5_vl"), {"messages": messages})
+    assert f"{role}\nseen<|vision_start|><|image_pad|><|vision_end|><|im_end|>" in prompt.text
+    assert len(prompt.images) == len(messages)
+
+
+def test_a_chat_is_refused_when_the_template_hides_an_image_of_the_system() -> None:
+    template = TEXT_TEMPLATE.replace("message.content", "message.content if message.role == 'user' else ''")
+    assert template != TEXT_TEMPLATE
+    encoder = PromptEncoder(vision_assets("qwen2_5_vl", template=template))
+    with pytest.raises(ApiError) as refused:
+        chat_prompt_text(encoder, {"messages": [{"role": "system", "content": [an_image()]}, *chat("x")["messages"]]})
+    assert (refused.value.status, refused.value.code) == (400, "chat_template_error")
+
+
 @pytest.mark.parametrize(
     ("body", "path"),
     [
@@ -162,8 +181,11 @@ def test_tool_results_have_images_when_the_template_shows_them() -> None:
         (chat({"type": ["image_url"]}), "messages[0].content[0].type"),
         (chat(an_image(), text_part("<|image_pad|>")), "messages[0].content[1].text"),
         (chat(an_image()) | {"tools": [{"type": "function", "function": {"name": "<|image_pad|>"}}]}, "tools"),
-        ({"messages": [{"role": "system", "content": [an_image()]}]}, "messages[0].content[0].type"),
-        ({"messages": [{"role": "assistant", "content": [an_image()]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "developer", "content": [an_image()]}]}, "messages[0].content[0].type"),
+        (
+            {"messages": [{"role": "system", "content": [an_image()]}, {"role": "developer", "content": "x"}]},
+            "messages[0].content",
+        ),
         (chat(an_image(), text_part("<|image_"), text_part("pad|>")), "messages"),
     ],
     ids=str,
