@@ -5,6 +5,7 @@ records.
 """
 
 import gc
+import shutil
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,9 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
+pytest.importorskip("gguf", reason="needs the package gguf, by which files are written")
+
+from gguf import GGMLQuantizationType as Encoding
 
 from mini_infer_engine.communication.rank_group import ALONE_IN_GROUP, RankGroup
 from mini_infer_engine.core.batch import Batch, PageCopy, Row, TokenMasks, Transfers
@@ -27,6 +31,7 @@ from mini_infer_engine.core.grammars.matcher import mask_of
 from mini_infer_engine.core.images import PromptImages
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.result import PassResult
+from mini_infer_engine.gguf.folder import model_folder
 from mini_infer_engine.kernels.all_reduce import overlapped_sum
 from mini_infer_engine.kernels.attention import attention_config
 from mini_infer_engine.kernels.attention.attention_config import PrefillConfig
@@ -48,6 +53,7 @@ from tests.gpu.device import INTERPRETED
 from tests.gpu.runs import make_runner, make_settings, texts
 from tests.support.copying_peers import CopyingPeers
 from tests.support.fp4_checkpoints import quantize_folder as quantize_to_fp4
+from tests.support.gguf_files import write_gguf
 from tests.support.integer_checkpoints import quantize_folder as quantize_to_integers
 from tests.support.mixed_checkpoints import Group
 from tests.support.mixed_checkpoints import quantize_folder as quantize_mixed
@@ -406,6 +412,35 @@ def test_weights_in_small_groups_stay_packed(
     assert sum(p.numel() * p.itemsize for p in layer.parameters()) <= 0.75 * layer.in_features * layer.out_features
     actual = run_chunks(runner, TOKENS, PageDealer(runner).table(40), [13, 1, 26])
     assert (actual - reference_logits(model, TOKENS)).abs().max() <= 1e-3
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_passes_equal_transformers_when_gguf_blocks_stay_packed(
+    tmp_path: Path, interpreted: Callable[..., ModelRunner], monkeypatch: pytest.MonkeyPatch, tied: bool
+) -> None:
+    """Decode graphs read embeddings of packed rows, and a tied head the same memory."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    named = {"attn_v": Encoding.Q8_0, "ffn_down": Encoding.Q4_1}
+    encodings = {f"blk.0.{name}.weight": kind for name, kind in named.items()}
+    shape = {"num_hidden_layers": 2, "tie_word_embeddings": tied}
+    (tmp_path / "file").mkdir()
+    model = write_gguf(tmp_path / "file" / "m.gguf", "llama", encoding=Encoding.Q4_0, encodings=encodings, **shape)
+    shutil.copytree(model_folder(tmp_path / "file" / "m.gguf"), tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(grouped_weight_gemm, "_REGISTER_M", 20)
+    runner = interpreted(decodes_beside=4, gguf_blocks="packed")
+    ours = runner.worker.model
+    assert all(isinstance(layer.self_attn.qkv_proj.method, GroupedMethod) for layer in ours.layers)
+    assert isinstance(ours.head.method, GroupedMethod)
+    expected = reference_logits(model, TOKENS)
+    best = expected.argmax(-1).tolist()
+    dealer = PageDealer(runner)
+    actual = run_chunks(runner, TOKENS, dealer.table(40), [13, 1, 26])
+    assert (actual - expected).abs().max() <= 1e-3
+    run, pages, others = partial(sampled_by, runner), dealer.table(48), dealer.table(48)
+    assert run(prompt(3, 0, 20, pages), prompt(5, 0, 7, others)) == [best[19], best[6]]
+    assert run(Row(3, 20, 1, None, pages, GREEDY, output_index=1), num_decodes=1) == [best[20]]
+    decodes = [Row(3, 21, 1, None, pages, GREEDY, output_index=2), Row(5, 7, 1, None, others, GREEDY, output_index=1)]
+    assert run(*decodes, num_decodes=2) == [best[21], best[7]]
 
 
 @pytest.mark.parametrize("form", ["awq", "gptq-act-order", "w4a16-asymmetric", "w8a16-packed"])

@@ -17,6 +17,9 @@ FORMS = (
     "int4-64-act-order",
     "int4-32-gaps",
     "int4-minima-32",
+    "int4-minima-16",
+    "int8-16",
+    "int8-minima-32",
     "nvfp4",
     "mxfp4",
 )
