@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.kernels.attention.rope_kv import Rotation, rope_kv
+from mini_infer_engine.kernels.attention.rotate_heads import rotate_heads_
 from mini_infer_engine.kernels.norm.rms_norm import add_rms_norm, rms_norm
 from mini_infer_engine.kernels.norm.silu_mul import silu_mul
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, cases, error, normal
@@ -87,3 +88,27 @@ def test_rope_kv(
     untouched[places] = False
     assert layers[:, 0].isnan().all(), "another layer was written"
     assert stored[:, untouched].isnan().all(), "another token's place was written"
+
+
+@pytest.mark.parametrize("with_norms", [False, True])
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize(
+    ("tokens", "heads", "kv_heads", "head_dim"),
+    cases([(0, 2, 1, 16), (3, 4, 2, 24)], [(33, 28, 4, 128), (700, 8, 2, 96)]),
+)
+def test_rotate_heads(
+    tokens: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, with_norms: bool
+) -> None:
+    qkv = normal(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    cos, sin = normal(tokens, head_dim, dtype=dtype, seed=1), normal(tokens, head_dim, dtype=dtype, seed=2)
+    norms = (normal(head_dim, dtype=dtype, seed=3), normal(head_dim, dtype=dtype, seed=4)) if with_norms else None
+    parts = qkv.double().view(tokens, heads + 2 * kv_heads, head_dim).split([heads, kv_heads, kv_heads], dim=1)
+    q, k, v = parts
+    if norms is not None:
+        q, k = exact_norm(q, norms[0], 1e-6), exact_norm(k, norms[1], 1e-6)
+    both = torch.cat((q, k), dim=1)
+    first, second = both.chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    rotated = both * cos.double().unsqueeze(1) + turned * sin.double().unsqueeze(1)
+    rotate_heads_(qkv, cos, sin, heads, kv_heads, norms, 1e-6)
+    assert error(qkv, torch.cat((rotated, v), dim=1).flatten(1)) <= 2 * ROUNDING[dtype]

@@ -66,8 +66,15 @@ def alone() -> Any:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"enforce_eager": True}, {"disable": ["one_shot_all_reduce"]}, {"disable": ["pdl"]}],
-    ids=["graphs", "eager", "nccl", "no-pdl"],
+    [
+        {},
+        {"enforce_eager": True},
+        {"disable": ["one_shot_all_reduce"]},
+        {"disable": ["pdl"]},
+        {"model_impl": "transformers"},
+        {"model_impl": "transformers", "disable": ["one_shot_all_reduce"]},
+    ],
+    ids=["graphs", "eager", "nccl", "no-pdl", "transformers", "transformers-nccl"],
 )
 def test_the_text_of_two_gpus_is_that_of_one_in_fp32(settings: dict[str, Any], alone: Any) -> None:
     found = answer_of("engine_program", {"settings": {"dtype": "float32", "tensor_parallel_size": 2} | settings})

@@ -7,6 +7,7 @@ It knows no architecture. What a module's call means, and whether it can be serv
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -15,9 +16,10 @@ from transformers import AttentionInterface
 
 from mini_infer_engine.config.parallelism.tensor_parallel import TensorParallel
 from mini_infer_engine.layers.attention import Attention
+from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.models.transformers_backend.alibi import positions_of
 from mini_infer_engine.models.transformers_backend.sharding.forwards import gather
-from mini_infer_engine.ops.base import AttentionPass
+from mini_infer_engine.ops.base import AttentionPass, ResidualState
 
 PAGED = "mini_infer_paged"
 """The name of our attention for `attn_implementation`. No mask function has this name, so that no mask is made."""
@@ -65,6 +67,26 @@ def paged_attention(
 AttentionInterface.register(PAGED, paged_attention)
 
 
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """The state behind a layer's output, in which the norm that reads the output is computed already."""
+
+    output: Tensor | None = None
+    state: ResidualState | None = None
+    norm: RMSNorm | None = None
+
+    def take(self, hidden: Tensor, norm: RMSNorm) -> ResidualState | None:
+        """Returns the state if it is that of `hidden` and has this norm, or None."""
+        return self.state if self.output is hidden and self.norm is norm else None
+
+
+def paged_calls() -> "PagedCalls":
+    """Returns the receiver of the pass that runs in this thread."""
+    calls = _calls.get()
+    assert isinstance(calls, PagedCalls), "fused layers do not run in probes"
+    return calls
+
+
 class PagedCalls:
     """Attends over the page pool: keys and values are written to pages, and read through the page tables of a pass.
 
@@ -84,6 +106,30 @@ class PagedCalls:
         Each comes with the dimensions [heads, width] by which ALiBi extends its queries, or None.
         """
         self._attention, self._blocks, self._dtype, self._parallel = attention, iter(blocks), dtype, parallel
+        self.handover = Handover()
+
+    def attend_projected(self, qkv: Tensor, cos: Tensor, sin: Tensor, norms: tuple[RMSNorm, RMSNorm] | None) -> Tensor:
+        """Rotates queries and keys of qkv [tokens, width] by cos and sin [tokens, head_dim], after the norms of heads
+        if there are any, and attends: [tokens, heads * head_dim].
+        """
+        block, _ = next(self._blocks)
+        rotated = block.num_heads + block.num_kv_heads
+        if qkv.is_cuda:
+            from mini_infer_engine.kernels.attention.rotate_heads import rotate_heads_
+
+            weights = None if norms is None else (norms[0].weight, norms[1].weight)
+            eps = 0.0 if norms is None else norms[0].eps
+            rotate_heads_(qkv, cos, sin, block.num_heads, block.num_kv_heads, weights, eps)
+        else:
+            heads = qkv[:, : rotated * block.head_dim].view(len(qkv), rotated, block.head_dim)
+            if norms is not None:
+                counts = [block.num_heads, block.num_kv_heads]
+                for part, norm in zip(torch.split(heads, counts, dim=1), norms, strict=True):
+                    part.copy_(norm(part))
+            first, second = heads.chunk(2, dim=-1)
+            turned = torch.cat((-second, first), dim=-1)
+            heads.copy_(heads * cos.unsqueeze(1) + turned * sin.unsqueeze(1))
+        return self._attention.attend(qkv.to(self._dtype), block).to(qkv.dtype)
 
     def attend(
         self,

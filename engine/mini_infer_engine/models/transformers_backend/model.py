@@ -27,6 +27,7 @@ from mini_infer_engine.models.transformers_backend.alibi import slopes_of
 from mini_infer_engine.models.transformers_backend.attention import PAGED, PagedCalls, receiving
 from mini_infer_engine.models.transformers_backend.build import build, fix_rotations
 from mini_infer_engine.models.transformers_backend.config import TransformersConfig
+from mini_infer_engine.models.transformers_backend.fusion import FusedLayers
 from mini_infer_engine.models.transformers_backend.names import (
     GatheredPlacement,
     Gathering,
@@ -59,6 +60,9 @@ class TransformersModel(CausalModel):
         self.causal = build(config.hf_config, PAGED, self._dtype, trust_remote_code=config.trust_remote_code)
         self._sharded = shard_for_rank(self.causal, config)
         """The parameters of which this rank has a part, by name."""
+        backbone = self.causal.get_submodule(config.backbone)
+        self._fused = None if config.tensor_parallel.size > 1 else FusedLayers(backbone)
+        """The layers that our operations compute; None on ranks that share the model."""
         self._names: Names | None = None
         self._elsewhere: frozenset[str] = frozenset()
         """Tensors of the checkpoint that only other ranks read."""
@@ -71,7 +75,6 @@ class TransformersModel(CausalModel):
         sharded = self._sharded.get(f"{name}.weight")
         self._vocabulary = table.weight.shape[0] if sharded is None else sharded.whole[0]
         """The rows of the whole table of embeddings."""
-        backbone = self.causal.get_submodule(config.backbone)
         backbone.forward = _replaying(backbone.forward, config.output_class)
 
     def _block(self, layer: int) -> Attention:
@@ -184,6 +187,8 @@ class TransformersModel(CausalModel):
         Parameters that share memory do so afterwards. Raises RuntimeError if there is not enough memory.
         """
         take_memory(self.causal, device)
+        if self._fused is not None:
+            self._fused.merge()
 
     def finish_loading(self, max_positions: int) -> None:
         """Derives rotations for contexts of up to `max_positions`, and what decode graphs read of the embeddings."""
@@ -198,6 +203,15 @@ class TransformersModel(CausalModel):
             None if call.alibi is None else slopes_of(torch.tensor(call.alibi), call.scale, self._dtype, device)
             for call in self.config.calls
         ]
+        if self._fused is not None:
+            self._fused.replace_forwards()
+            if self._fused:
+                log.info(
+                    "%d layers of %s are computed by this engine's operations",
+                    len(self._fused),
+                    type(self.causal).__name__,
+                )
+            self._fused = None
         if not self._embeddings:
             with torch.device("meta"):
                 self._embeddings.append(Embedding(self._vocabulary, 1, self.config.tensor_parallel))

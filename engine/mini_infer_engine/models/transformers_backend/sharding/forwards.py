@@ -6,12 +6,13 @@ It knows neither plans nor parameters. The collectives are those of the pass tha
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from mini_infer_engine.config.parallelism.tensor_parallel import Shard
+from mini_infer_engine.ops.base import Ops
 
 
 class RankOps(Protocol):
@@ -35,6 +36,11 @@ def communicating(ops: RankOps) -> Iterator[None]:
         yield
     finally:
         _rank_ops.reset(token)
+
+
+def pass_ops() -> Ops:
+    """Returns the operations of the pass that runs in this thread."""
+    return cast("Ops", _rank_ops.get())
 
 
 def gather(x: Tensor, width: int) -> Tensor:
