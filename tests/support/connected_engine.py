@@ -47,9 +47,12 @@ class FakeWorker:
         self.stats = replace(self.stats, **changes)  # type: ignore[arg-type]  # a test's own names
 
 
-def connect(engine: Engine, *, lease_s: float = 30.0, **more: Any) -> tuple[FakeWorker, TransferConnector]:
+def connect(
+    engine: Engine, *, lease_s: float = 30.0, has_states: bool = False, **more: Any
+) -> tuple[FakeWorker, TransferConnector]:
     """Gives an engine a connector. `more` are the connector's keywords."""
     worker = FakeWorker()
+    worker.identity.memory.layout.states = SimpleNamespace() if has_states else None
     connector = TransferConnector(
         cast("TransferWorker", worker),
         engine.scheduler,

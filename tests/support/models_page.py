@@ -28,10 +28,11 @@ chunked, batched, preempted, and with a prefix cache that resumes from checkpoin
 ([test_recurrent_models.py](../tests/engine/models/test_recurrent_models.py)), on CPUs, and on GPUs in CUDA graphs.
 Quantised checkpoints are read, and weights are rounded, as those of other decoders
 ([test_quantized_hybrids.py](../tests/engine/models/test_quantized_hybrids.py)); experts that a checkpoint stores as one
-tensor, or that have no gates, are rounded by `--quantization` alone. Speculation goes with hybrids. Engines
-compute prompts for each other
-([test_recurrent_transfers.py](../tests/engine/kv_transfer/test_recurrent_transfers.py)). What they do not go with yet
-is refused by its name at the start.
+tensor, or that have no gates, are rounded by `--quantization` alone. Speculation goes with hybrids, on GPUs too
+([test_recurrent_speculation.py](../tests/gpu/test_recurrent_speculation.py)). Engines compute prompts for each other
+([test_recurrent_transfers.py](../tests/engine/kv_transfer/test_recurrent_transfers.py)), and stages of a pipeline have
+the states of their layers ([test_staged_models.py](../tests/engine/distributed/test_staged_models.py)). What they do
+not go with yet is refused by its name at the start.
 """
 _IMAGES = """\
 These models read images, too ([ADR 64](adr/0064-images.md)). Their decoder is one of the files above, their encoder

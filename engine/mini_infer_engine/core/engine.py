@@ -370,7 +370,8 @@ class Engine:
             return
         self._waits_for_peers = bool(self._outputs.sequences)
         if self._waits_for_peers:
-            may_wait = self.scheduler.receiving or self._tiers.are_copying or self._transfers.stats.pinned_pages
+            has_pins = self._transfers.stats.pinned_pages or self.scheduler.slots.has_pins
+            may_wait = self.scheduler.receiving or self._tiers.are_copying or has_pins
             assert may_wait, "requests are left and none can run: pages or slots leaked"
             self._tiers.wait(MAX_COPY_WAIT_S)
 

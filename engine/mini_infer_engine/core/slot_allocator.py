@@ -23,6 +23,11 @@ class SlotAllocator:
         return len(self._free)
 
     @property
+    def has_pins(self) -> bool:
+        """True if a transfer reads or may write the state at a slot."""
+        return self._pins.total() > 0
+
+    @property
     def are_all_kept_out(self) -> bool:
         """True if no sequence has a slot, and none can get one before a transfer ends."""
         return len(self._released) == self.num_slots

@@ -44,6 +44,7 @@ from mini_infer_engine.runtime.calibration_cache import calibration_file, keep_c
 from mini_infer_engine.runtime.memory.hidden_pages import HiddenPages
 from mini_infer_engine.runtime.memory.kv_storage import kv_quantization_of
 from mini_infer_engine.runtime.pooler import IDENTITY, Pooler, load_pooler
+from mini_infer_engine.runtime.recurrent.limits import check_stages
 from mini_infer_engine.speculation.draft_files import DraftFiles, Eagle3Files, find_draft, resolve_speculative_model
 from mini_infer_engine.speculation.head import SpeculativeHead, load_head
 from mini_infer_engine.speculation.hidden_draft_files import complete_draft, open_hidden_draft
@@ -265,9 +266,11 @@ def _stage(config: ModelConfig, link: StageLink) -> PipelineStage:
         return WHOLE
     head_layers = config.vocab_size * config.hidden_size / class_of(config).layer_weights(config)
     try:
-        layers = split_layers(config.num_layers, link.size, head_layers)[link.index]
+        stages = split_layers(config.num_layers, link.size, head_layers)
     except ValueError as error:
         raise ModelError(f"{config.architecture}: {error}.") from None
+    check_stages(config, stages)
+    layers = stages[link.index]
     if config.vision is not None and link.index == 0 and len(layers) < config.vision.num_deepstack:
         raise ModelError(
             f"{config.architecture}: features of images are added in the first {config.vision.num_deepstack} layers, "

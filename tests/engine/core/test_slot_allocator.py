@@ -12,8 +12,10 @@ def test_slot_is_reused_only_after_its_last_pin_when_its_sequence_has_ended() ->
     assert slots.num_free == 0
     slots.unpin(first)
     assert slots.num_free == 0
+    assert slots.has_pins
     slots.unpin(first)
     assert slots.num_free == 1
+    assert not slots.has_pins
     assert slots.allocate() == first
 
 

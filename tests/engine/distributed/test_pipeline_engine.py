@@ -13,6 +13,7 @@ from mini_infer_engine.core.batch import RunnerLostError
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.distributed.parallel_runner import ParallelRunner
 from mini_infer_engine.structured.params import StructuredOutputsParams
+from tests.engine.models.test_models import VARIANTS
 from tests.support import parallel_asks
 from tests.support.parallel_asks import GREEDY, SHARED, results_of, small_llm
 from tests.support.tiny_models import save_tiny_model
@@ -112,6 +113,18 @@ def test_pipeline_of_tensor_parallel_stages_equals_one_process_under_memory_pres
     ]
     assert texts[1] == texts[0]
     assert grid._engine.scheduler.kv_cache.num_swaps > 0
+
+
+def test_pipeline_texts_equal_one_process_when_layers_have_a_recurrent_state(tmp_path: Path) -> None:
+    """Sequences are chunked, preempted and swapped, and prompts resume from checkpoints of both stages."""
+    architecture, changes = VARIANTS["qwen3-next"]
+    save_tiny_model(tmp_path, architecture, **changes | {"full_attention_interval": 2})
+    small = {"kv_cache_memory": 420_000, "max_model_len": 128, "kv_swap_memory": 8_000_000}
+    staged, alone = _engine(tmp_path, 2, **SETTINGS | small), _engine(tmp_path, 1, **SETTINGS)
+    followed = [[*SHARED, *prompt] for prompt in PROMPTS]
+    for prompts in (PROMPTS, followed, followed):
+        assert results_of(staged, prompts, GREEDY) == results_of(alone, prompts, GREEDY)
+    assert staged._engine.stats().cached_prompt_tokens
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Models in stages: what the last stage computes is what the whole model does, and each holds its share."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,12 +9,13 @@ import torch
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.core.request import SamplingParams
+from mini_infer_engine.runtime.model_runner import ModelRunner
 from tests.engine.models.test_models import VARIANTS
 from tests.support import fp8_checkpoints
 from tests.support.mixed_checkpoints import Group
 from tests.support.mixed_checkpoints import quantize_folder as quantize_mixed
 from tests.support.thread_group import ThreadGroup, ThreadLink
-from tests.support.tiny_models import PageDealer, run_chunks, save_tiny_model, tiny_runner
+from tests.support.tiny_models import PageDealer, chunk, run_chunks, save_tiny_model, tiny_runner
 
 TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
 SIZES = [30, 1, 9]
@@ -50,6 +52,42 @@ def test_pipeline_logits_equal_one_process(variant: str, tmp_path: Path) -> None
     has_table = [rank.worker.model.model.embed_tokens is not None for rank in group.runners]
     middle = [False] * (config.num_layers - 2)
     assert has_table == [True, *middle, config.tie_word_embeddings]
+
+
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "qwen3-next": {"full_attention_interval": 2},
+    "granite-hybrid-moe": {"layer_types": ["linear_attention", "full_attention"] * 2, "num_hidden_layers": 4},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
+}
+"""Tiny hybrids of which each half has layers of both kinds."""
+
+
+@pytest.mark.parametrize(("variant", "size"), [*((variant, 1) for variant in HYBRIDS), ("qwen3-next", 2)])
+def test_pipeline_logits_equal_one_process_when_layers_have_a_recurrent_state(
+    variant: str, size: int, tmp_path: Path
+) -> None:
+    """Each stage has the states of its own layers; the prompt resumes from a checkpoint of them all."""
+    architecture, changes = VARIANTS[variant]
+    save_tiny_model(tmp_path, architecture, **changes | HYBRIDS[variant])
+    group = _check(tmp_path, size, 2)
+    states = [rank.pool.states for rank in group.runners]
+    assert [0 if pool is None else pool.spec.num_layers for pool in states] == [1] * 2 * size
+    table = PageDealer(group.runners[0]).table(len(TOKENS))
+    whole = tiny_runner(tmp_path)
+    expected = run_chunks(whole, TOKENS, PageDealer(whole).table(len(TOKENS)), [len(TOKENS)])
+
+    def resumed(rank: ModelRunner) -> torch.Tensor:
+        rank.logits(Batch([chunk(0, TOKENS, 0, 32, table, checkpoints=[(16, 1)])], 0))
+        return rank.logits(Batch([chunk(1, TOKENS, 16, 24, table, state_source=1)], 0))
+
+    assert (group.run(resumed)[-1] - expected[16:]).abs().max() < 2e-4
+
+
+def test_pipeline_parallelism_is_refused_when_a_stage_has_no_layer_of_attention(tmp_path: Path) -> None:
+    architecture, changes = VARIANTS["qwen3-next"]
+    save_tiny_model(tmp_path, architecture, **changes)
+    with pytest.raises(ModelError, match=r"no layer of attention among layers 0 to 1.*--pipeline-parallel-size 2"):
+        ThreadGroup(tmp_path, 1, 2)
 
 
 @pytest.mark.parametrize("variant", ["qwen3-tied", "olmo2", "deepseek-v3"])

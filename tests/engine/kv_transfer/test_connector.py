@@ -196,6 +196,37 @@ def test_engine_goes_on_when_a_refused_remote_prompt_is_cancelled_before_the_ste
     assert not engine.has_work
 
 
+def test_idle_engine_waits_when_the_only_slot_has_a_state_that_a_peer_is_given() -> None:
+    engine, _ = make_engine(PAGES, PAGE_SIZE, MAX_MODEL_LEN, max_num_seqs=1)
+    worker, _ = connect(engine, has_states=True)
+    worker.send_news(prefill_request("p/0", request_of(40)))
+    steps(engine, 4)
+    given = [command for command in worker.done if isinstance(command, events.Send)]
+    [state] = [command for command in given if command.pool == "states"]
+    assert (state.pages, state.begin, state.end) == ([0], 0, 1)
+    worker.send_news(*(events.SendDone(give.key, give.serial) for give in given if give is not state))
+    engine.add(request("next", 40))
+    assert steps(engine, 3) == []
+    assert engine.only_receives
+    worker.send_news(events.SendDone(state.key, state.serial))
+    assert [output.finish_reason for output in steps(engine)] == ["length"]
+    assert engine.scheduler.slots.num_free == 1
+
+
+def test_slot_stays_pinned_when_a_failed_transfer_of_its_state_is_not_settled() -> None:
+    engine, _ = make_engine(PAGES, PAGE_SIZE, MAX_MODEL_LEN, max_num_seqs=2)
+    worker, _ = connect(engine, has_states=True)
+    engine.add(request("r", 40, kv_source=FROM_PEER))
+    steps(engine, 1)
+    [take] = [command for command in worker.done if isinstance(command, events.Take)]
+    worker.send_news(events.TransferFailed(take.job, "late", f"{PEER} is late"))
+    assert [output.finish_reason for output in steps(engine) if output.finish_reason] == ["length"]
+    assert engine.scheduler.slots.num_free == 1
+    worker.send_news(events.Settled(take.job))
+    steps(engine, 2)
+    assert engine.scheduler.slots.num_free == 2
+
+
 def test_remote_prompt_is_refused_when_it_is_too_long() -> None:
     engine, worker, _ = make()
     worker.send_news(prefill_request("p/0", request_of(200)))

@@ -380,7 +380,7 @@ def test_the_list_of_hybrids_is_that_of_the_models_with_recurrent_layers() -> No
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"pipeline_parallel_size": 2}, "cpu", "pipeline_parallel_size"),
+    ({"kv_host_memory": 1 << 26}, "cpu", "kv_host_memory"),
 ]
 
 
@@ -414,8 +414,8 @@ def test_a_start_on_a_gpu_is_allowed_with_and_without_graphs(model: tuple[Path, 
 
 
 def test_a_start_checks_options_before_weights_are_read(model: tuple[Path, Any]) -> None:
-    with pytest.raises(ModelError, match="pipeline_parallel_size"):
-        make_engine(model[0], pipeline_parallel_size=2)
+    with pytest.raises(ModelError, match="kv_host_memory"):
+        make_engine(model[0], kv_host_memory=1 << 26)
 
 
 def test_a_draft_with_recurrent_state_is_refused(model: tuple[Path, Any], tmp_path: Path) -> None:

@@ -307,14 +307,16 @@ class PrefillGraph:
             if model.reads_positions:
                 positions = self._positions(positions, decode_slots, places[0])
         hidden = model.embed(parts.ops, token_ids) if parts.begins else parts.entering(self.num_tokens)
-        if not parts.samples:
-            parts.leave(model(parts.ops, hidden, TritonAttentionPass(attend, attend, None, positions)))
-            return
-        logits_indices = sample_rows if parts.states is None else None
-        planned = parts.reporting(TritonAttentionPass(attend, selected, logits_indices, positions))
+        planned: AttentionPass = TritonAttentionPass(attend, attend, None, positions)
+        if parts.samples:
+            logits_indices = sample_rows if parts.states is None else None
+            planned = parts.reporting(TritonAttentionPass(attend, selected, logits_indices, positions))
         if parts.recurrent is not None and self._recurrent is not None:
             planned = TritonRecurrentPass(planned, parts.recurrent, self._recurrent.tables)
         residual = model(parts.ops, hidden, planned)
+        if not parts.samples:
+            parts.leave(residual)
+            return
         if parts.states is not None:
             parts.states.store(parts.ops, stored_at)
             residual = residual.select(sample_rows)

@@ -1,5 +1,7 @@
 """Decides what a model with recurrent layers does not support yet. A start with it is refused, with the remedy."""
 
+from collections.abc import Sequence
+
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.config.options.settings import EngineSettings
@@ -32,11 +34,22 @@ def _gpu_obstacle(settings: EngineSettings, config: ModelConfig, device_type: st
 
 def _obstacle(settings: EngineSettings) -> str | None:
     """Returns the option that recurrent layers do not support, with the reason and the remedy, or None."""
-    if settings.pipeline_parallel_size > 1:
-        return "pipeline_parallel_size: stages cannot share them yet: leave it out"
     if settings.kv_host_memory:
         return "kv_host_memory: checkpoints of their state are not copied to lower tiers yet: leave it out"
     return None
+
+
+def check_stages(config: ModelConfig, stages: Sequence[range]) -> None:
+    """Raises ModelError if a stage of a pipeline would have no layer of attention, or none with a recurrent state."""
+    if config.recurrence is None or config.mixers is None:
+        return
+    for layers in stages:
+        for kind, words in (("attention", "of attention"), ("recurrent", "with a recurrent state")):
+            if kind not in {config.mixers[layer] for layer in layers}:
+                raise ModelError(
+                    f"{config.architecture} has no layer {words} among layers {layers[0]} to {layers[-1]}, which would "
+                    f"be a stage: use fewer stages than --pipeline-parallel-size {len(stages)}."
+                )
 
 
 def request_obstacle(request: Request) -> str | None:
