@@ -46,6 +46,7 @@ def test_a_service_becomes_ready_with_all_its_children(cluster: Cluster) -> None
         ("Deployment", f"alpha-unified-{revision}"),
         ("ControllerRevision", f"alpha-unified-{revision}"),
         ("Service", "alpha-engines"),
+        ("Service", "alpha-weights"),
         ("PodDisruptionBudget", "alpha-engines"),
     }
     for child in children:
@@ -166,6 +167,7 @@ def test_an_edit_replaces_engines_without_losing_availability(cluster: Cluster) 
         "Deployment",
         "PodDisruptionBudget",
         "Service",
+        "Service",
     ]  # one is history
 
 
@@ -204,7 +206,7 @@ def test_orphaned_children_are_adopted_when_the_service_is_recreated(cluster: Cl
     cluster.apply("adopt", unified={"engine": {"maxNumSeqs": 8}})  # the orphan is now of an older revision
     wait(lambda: old["metadata"]["uid"] not in {c["metadata"]["uid"] for c in cluster.children("adopt")})
     wait(lambda: cluster.ready("adopt").get("status") == "True")
-    assert len(cluster.children("adopt")) == 5  # with the older ControllerRevision, which is history
+    assert len(cluster.children("adopt")) == 6  # with the older ControllerRevision, which is history
 
 
 def test_the_service_adopts_planned_manifests_when_they_were_applied_before(cluster: Cluster, tmp_path: Path) -> None:

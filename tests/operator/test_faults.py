@@ -3,6 +3,7 @@
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -55,9 +56,13 @@ def begin(cluster: Cluster) -> None:
     wait(lambda: all(is_ready(cluster, name, 1) for name in ("still", "kept", "gone")))
 
 
+def uids_of(children: list[dict[str, Any]]) -> dict[str, str]:
+    return {f"{c['kind']} {c['metadata']['name']}": c["metadata"]["uid"] for c in children}
+
+
 def change(cluster: Cluster) -> dict[str, str]:
-    """One service goes, one comes, one is edited, and one's Deployment is deleted. Returns what must stay, by kind."""
-    uids = {c["kind"]: c["metadata"]["uid"] for c in cluster.children("kept")}
+    """One service goes, one comes, one is edited, and one's Deployment is deleted. Returns what must stay."""
+    uids = uids_of(cluster.children("kept"))
     (deployment,) = cluster.children("still", "deployments")
     assert cluster.plane.kubectl("delete", "infsvc", "gone").returncode == 0
     cluster.plane.kubectl("delete", "deployment", deployment["metadata"]["name"])
@@ -70,10 +75,10 @@ def is_as_it_should_be(cluster: Cluster, uids: dict[str, str]) -> bool:
     """Nothing is missed: all are ready and no ghost is known. Nothing is doubled: what was not touched is the same."""
     if not (is_ready(cluster, "still", 1) and is_ready(cluster, "kept", 2) and is_ready(cluster, "born", 1)):
         return False
-    kinds = ["ControllerRevision", "Deployment", "PodDisruptionBudget", "Service"]
+    kinds = ["ControllerRevision", "Deployment", "PodDisruptionBudget", "Service", "Service"]
     children = {name: cluster.children(name) for name in ("still", "kept", "born")}
     assert all(sorted(c["kind"] for c in found) == kinds for found in children.values()), children
-    assert {c["kind"]: c["metadata"]["uid"] for c in children["kept"]} | {"deleted": uids["deleted"]} == uids
+    assert uids_of(children["kept"]) | {"deleted": uids["deleted"]} == uids
     (deployment,) = [c for c in children["still"] if c["kind"] == "Deployment"]
     assert deployment["metadata"]["uid"] != uids["deleted"]
     return num_cached_services(cluster) == len(cluster.get("infsvc")) and not cluster.children("gone")
