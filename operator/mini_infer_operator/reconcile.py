@@ -3,6 +3,7 @@ this machine) have the side effects.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ from mini_infer_operator.observe import Observed
 from mini_infer_operator.parse import InvalidServiceError
 from mini_infer_operator.plan.decisions import decisions
 from mini_infer_operator.plan.plan import Plan, make_plan
+from mini_infer_operator.plan.role_switches import with_switches
 from mini_infer_operator.presets.resolve import preset_event, preset_in_force, resolve_service
 from mini_infer_operator.resource import InferenceService
 from mini_infer_operator.status import (
@@ -84,6 +86,8 @@ async def reconcile(backend: Backend) -> float | None:
     failure = await backend.apply(service, plan)
     for decision in decisions(observed, plan) if failure is None else ():
         backend.record_event(stored, decision.reason, decision.message)
+    if failure is None:  # engines that have just switched are ready in their new role
+        observed = replace(observed, workloads=with_switches(observed.workloads, plan.switches))
     status = service_status(
         service,
         observed,

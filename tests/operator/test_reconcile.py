@@ -1,12 +1,13 @@
 """The story function over a backend in memory."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mini_infer_operator.observe import Observed, ObservedWorkload
+from mini_infer_operator.observe import Observed, ObservedWorkload, SwitchableEngine
 from mini_infer_operator.plan.plan import Plan
 from mini_infer_operator.reconcile import RETRY_S, reconcile
 from mini_infer_operator.resource import InferenceService
@@ -138,3 +139,29 @@ async def test_reconcile_reports_and_retries_when_a_failure_is_permanent() -> No
     backend.failure = None
     await settle(backend)
     assert backend.ready() == ("True", "AllReplicasReady")
+
+
+async def test_service_stays_ready_when_an_engine_switches_its_role() -> None:
+    class Switching(MemoryBackend):
+        async def observe(self, service: InferenceService) -> Observed:
+            observed = await super().observe(service)
+            if not observed.workloads:
+                return observed
+            revision = observed.workloads[0].revision
+            return replace(observed, switchable=[SwitchableEngine("d", "decode", revision, ready=True)])
+
+    role = {"scaling": {"minReplicas": 1, "maxReplicas": 3}}
+    roles = {"prefill": {"replicas": 1, **role}, "decode": {"replicas": 2, **role}}
+    backend = Switching(changed({"spec": {"unified": None, **roles}}))
+    await settle(backend)
+    assert backend.ready() == ("True", "AllReplicasReady")
+    assert backend.stored is not None
+    backend.stored = changed({"spec": {"prefill": {"replicas": 2}, "decode": {"replicas": 1}}}, backend.stored)
+    backend.events.clear()
+    await reconcile(backend)
+    assert backend.ready() == ("True", "AllReplicasReady")
+    assert [reason for _, reason, _ in backend.events] == ["RoleSwitched"]
+    assert {role["name"]: role["ready"] for role in backend.stored["status"]["roles"]} == {
+        "prefill": "2/2",
+        "decode": "1/1",
+    }

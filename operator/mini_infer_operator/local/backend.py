@@ -258,6 +258,7 @@ class LocalBackend:
                 if answer == "":
                     engine.sent_role = engine.role
                     self._report(f"{engine.process.name} serves as {engine.role} from now on")
+                    self._changed()  # so that the status counts it in its new role
                 elif answer is not None:
                     self._report(f"{engine.process.name} does not switch to the role {engine.role}: {answer}")
 
