@@ -143,6 +143,6 @@ class Observed:
     model_cache: ModelCacheStatus | None = None
     """The copy of the model on its volume; None if the spec asks for none."""
     canary: ObservedCanary = ObservedCanary()
-    """What gateways report of a canary."""
+    """The figures of a canary, as gateways report them."""
     switchable: Sequence[SwitchableEngine] = ()
     """Engines that may switch between prefill and decode; empty if the planner may not switch the service's roles."""

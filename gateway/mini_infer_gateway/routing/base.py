@@ -97,8 +97,7 @@ class RoutingRequest:
     flow: Flow = NO_KEY
     """The flow whose share of the endpoints the request uses."""
     session: str = ""
-    """What decides whether a canary answers: requests of one session go to one revision. Empty if every revision may
-    answer.
+    """The session, whose requests all go to one revision while there is a canary. Empty if every revision may answer.
     """
 
     def excluding(self, decision: "Decision") -> "RoutingRequest":
@@ -124,7 +123,7 @@ class Candidate:
     resumes: bool = False
     """True if it is an engine of this project, which can continue a stream that another engine began."""
     canary: Canary | None = None
-    """Its service's canary, if the endpoint is of that revision."""
+    """The canary of its service, if it is of that revision."""
     name: str = field(init=False)
     computes_for_others: bool = field(init=False)
     """True if it is a prefill engine, which answers no clients."""

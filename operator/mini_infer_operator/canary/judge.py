@@ -33,7 +33,7 @@ DIVERGING_REPLAYS = 3
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """What is wrong with a new revision."""
+    """A limit that a new revision breaks."""
 
     reason: str
     message: str

@@ -17,7 +17,7 @@ DEFAULT_DEADLINE_S = 600
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a new revision gets, in percent, and the seconds that it lasts at least."""
+    """A step: the new revision's shares in percent, and the seconds that it lasts at least."""
 
     weight: int = 0
     mirror: int = 0

@@ -13,7 +13,7 @@ _NAME = "requests.json"
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What was requested by commands."""
+    """The requests of commands."""
 
     annotations: dict[str, str] = field(default_factory=dict)
     paused: bool | None = None

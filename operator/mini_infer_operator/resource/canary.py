@@ -57,7 +57,7 @@ class CanaryAnswers(ApiModel):
 
 
 class CanaryAnalysis(ApiModel):
-    """What rolls a new revision back, compared with the old one at the same time."""
+    """The limits of a new revision, compared with the old one at the same time: a broken one rolls it back."""
 
     max_error_share: Percent | None = None
     """Share of requests that its engines may fail beyond that of the old revision, from three failures on; 1% if left
@@ -83,4 +83,4 @@ class Canary(ApiModel):
     steps: list[CanaryStep] | None = Field(default=None, min_length=1, max_length=MOST_STEPS)
     """The steps in order. If left out: mirror 20%, then weights of 5%, 25% and 50%, for a minute each."""
     analysis: CanaryAnalysis | None = None
-    """What rolls the new revision back."""
+    """The limits of the new revision."""

@@ -54,7 +54,7 @@ class Divergence:
     nats: float | None
     """Mean absolute difference of log probabilities; None if the new revision did not score the answer."""
     detail: str = ""
-    """Why it did not."""
+    """The reason why it did not score it."""
 
 
 def may_replay(path: str, fields: Mapping[str, Any], prompt_tokens: int) -> bool:
