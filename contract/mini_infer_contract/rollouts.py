@@ -29,7 +29,7 @@ class RevisionFigures(msgspec.Struct, frozen=True, omit_defaults=True):
     requests: int = 0
     """Requests that its engines were sent and that have ended there, copies included."""
     errors: int = 0
-    """The number of requests that an engine failed: no connection, a broken or late answer, a 5xx, an error in a stream."""
+    """The number that an engine failed: no connection, a broken or late answer, a 5xx, an error in a stream."""
     rejected: int = 0
     """The number that an engine answered with a 4xx other than 429; of copies, whose original was answered, these are
     errors.

@@ -78,7 +78,7 @@ class ObservedWorkload:
     restarts: int = 0
     """Times that its present engines have ended by themselves and were started again."""
     last_end: str = ""
-    """How one of them ended, in the words of Kubernetes or of the engine; empty if none did."""
+    """The end of one of them in the words of Kubernetes or of the engine; empty if none ended."""
 
 
 @dataclass(frozen=True, slots=True)
