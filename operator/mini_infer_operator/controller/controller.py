@@ -156,6 +156,8 @@ class Controller:
             self._throttle.release(key)
             return float("inf")
         pause_s = await self._observed_pass(key)
+        # the pass may have written another step into the status, which no event announces: the cache has it already
+        self._canaries.update(key, self._cache.get(KIND, *key))
         if pause_s is None:
             self._throttle.release(key)
             self._implementations.forget(key)
