@@ -12,8 +12,11 @@ from bisect import insort
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from math import inf
 
-PINNED = float("-inf")
+PINNED = -inf
+_FEW_LEASES = 64
+"""Number of leases that may have no page left."""
 
 
 class _Lease:
@@ -46,6 +49,10 @@ class EvictionOrder:
         self._lease_of: dict[int, _Lease] = {}
         self._marked_done: set[int] = set()
         self._num_leased = 0
+        self._next_end_s = inf
+        """A time before which no lease ends."""
+        self._num_kept = 0
+        """Number of leases after those without pages were dropped last."""
         self.now_s = 0.0
 
     def __len__(self) -> int:
@@ -59,11 +66,14 @@ class EvictionOrder:
 
     def __iter__(self) -> Iterator[int]:
         """Yields the pages, the one that is reused first first."""
-        return chain(self._done, self._plain, *(lease.unused for lease in reversed(self._leases)))
+        leased = chain.from_iterable(lease.unused for lease in reversed(self._leases))
+        return chain(self._done, self._plain, leased)
 
     def __setitem__(self, page: int, value: None) -> None:
         """Adds a page, which has lost its last user."""
-        if (lease := self._lease_of.get(page)) is not None:
+        if not self.has_leases:
+            self._plain[page] = None
+        elif (lease := self._lease_of.get(page)) is not None:
             lease.unused[page] = None
             self._num_leased += 1
         elif page in self._marked_done:
@@ -74,6 +84,9 @@ class EvictionOrder:
 
     def __delitem__(self, page: int) -> None:
         """Removes a page that gets a user. Its lease ends with that, as its session has returned."""
+        if page in self._plain:  # it has no lease
+            del self._plain[page]
+            return
         self.suspend(page)
         if (lease := self._lease_of.pop(page, None)) is not None:
             lease.members.discard(page)
@@ -91,6 +104,9 @@ class EvictionOrder:
     def popitem(self, *, last: bool = False) -> tuple[int, None]:
         """Removes the page that is reused first, with its lease. Raises KeyError if there is none."""
         assert not last, "pages are reused from the front"
+        for pages in (self._done, self._plain):
+            if pages:
+                return pages.popitem(last=False)
         page = next(iter(self), None)
         if page is None:
             raise KeyError("no page")
@@ -117,6 +133,7 @@ class EvictionOrder:
         """Gives pages, used or not, a lease. If they have one, that which ends later counts, and a pinned one most."""
         lease = _Lease(until_s, is_pinned=is_pinned)
         for page in pages:
+            self._marked_done.discard(page)
             present = self._lease_of.get(page)
             if present is not None and (present.is_pinned, present.until_s) > (is_pinned, until_s):
                 continue
@@ -129,6 +146,9 @@ class EvictionOrder:
             if is_unused:
                 self[page] = None
         insort(self._leases, lease, key=lambda one: one.rank)
+        self._next_end_s = min(self._next_end_s, until_s)
+        if len(self._leases) > 2 * self._num_kept + _FEW_LEASES:
+            self._drop_empty()
 
     def mark_done(self, pages: Iterable[int]) -> None:
         """Has pages without a lease reused first once they have no user, in the order in which they lose it."""
@@ -141,14 +161,21 @@ class EvictionOrder:
             lease.members.discard(page)
 
     def advance(self, now_s: float) -> None:
-        """Ends the leases whose time has passed, and drops those without pages."""
+        """Ends the leases whose time has passed."""
         self.now_s = now_s
-        if not self._leases:
+        if now_s < self._next_end_s:
             return
         ended = sorted((one for one in self._leases if one.until_s <= now_s), key=lambda one: one.until_s)
-        self._leases = [one for one in self._leases if one.until_s > now_s and one.members]
+        self._leases = [one for one in self._leases if one.until_s > now_s]
+        self._drop_empty()
+        self._next_end_s = min((one.until_s for one in self._leases), default=inf)
         for lease in ended:
             for page in lease.members:
                 del self._lease_of[page]
             self._num_leased -= len(lease.unused)
             self._plain.update(lease.unused)
+
+    def _drop_empty(self) -> None:
+        """Drops the leases whose pages have all been reused, or leased again."""
+        self._leases = [lease for lease in self._leases if lease.members]
+        self._num_kept = len(self._leases)
