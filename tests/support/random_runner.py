@@ -23,6 +23,7 @@ class RandomRunner:
 
     kv_cache = UNIFORM
     swap_space = NO_SWAP
+    host_memory = None
     max_speculative_rows = 0
 
     def __init__(self, vocab_size: int, boosted: Sequence[int], num_pages: int = 4000, page_size: int = 16) -> None:

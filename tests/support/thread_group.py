@@ -229,7 +229,7 @@ class RanksTogether:
         self._group, first = group, group.runners[0]
         self.page_size, self.num_pages, self.kv_cache = first.page_size, first.num_pages, first.kv_cache
         self.swap_space, self.max_speculative_rows = first.swap_space, 0
-        self.max_model_len = first.max_model_len
+        self.max_model_len, self.host_memory = first.max_model_len, first.host_memory
 
     def refuses(self, request: Request) -> str | None:
         """Returns the first rank's reason."""
