@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import shutil
 import threading
 import urllib.error
 import urllib.request
@@ -298,3 +300,21 @@ def test_the_port_answers_bytes_when_progress_is_reported() -> None:
             urllib.request.urlopen(f"{address}/", timeout=10)
     with pytest.raises(FetchError, match="--progress-port"):
         ProgressServer(70_000)
+
+
+def test_an_unused_model_is_deleted_when_a_copy_needs_its_room(
+    tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used, target = tmp_path / ("0" * 16), tmp_path / ("f" * 16)
+    used.mkdir()
+    (used / MANIFEST_NAME).write_text("{}")
+    os.utime(used / MANIFEST_NAME, (1.0, 1.0))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0) if used.exists() else usage)
+    assert main([str(source), str(target)]) == 1
+    assert "0 are free" in capsys.readouterr().err
+    assert main([str(source), str(target), "--make-room"]) == 0
+    assert f"deleted {used.name}, to make room" in capsys.readouterr().out
+    os.utime(target / MANIFEST_NAME, (1.0, 1.0))
+    assert main([str(source), str(target), "--make-room"]) == 0
+    assert (target / MANIFEST_NAME).stat().st_mtime > 1.0, "a pod that finds the model uses it"
