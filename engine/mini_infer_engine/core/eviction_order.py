@@ -29,7 +29,7 @@ class _Lease:
         self.members: set[int] = set()
         """All its pages, used ones too."""
         self.unused: OrderedDict[int, None] = OrderedDict()
-        """Its pages without a user, the one that is reused first first."""
+        """The pages without a user, in the order in which they are reused."""
 
     @property
     def rank(self) -> float:
