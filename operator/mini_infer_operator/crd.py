@@ -64,9 +64,9 @@ _PRESET_COLUMNS: list[dict[str, str | int]] = [
     {"name": "Image", "type": "string", "jsonPath": ".spec.image"},
     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
 ]
-_DESCRIBED_ONCE = ("template",)
-"""Fields of a role whose inner fields, mostly Kubernetes' own, have descriptions for `kubectl explain` in `unified`
-only: three copies would make the resource too large for the annotation of `kubectl apply`.
+_DESCRIBED_ONCE = ("template", "resources", "kvCache", "parallelism", "scaling")
+"""Fields of a role whose inner fields have descriptions for `kubectl explain` in `unified` only: three copies
+would make the resource too large for the annotation of `kubectl apply`.
 """
 
 
