@@ -153,7 +153,6 @@ GATEWAY_HIT_TOKENS = "mini_infer_gateway_hit_tokens_total"
 """Counter: prompt tokens that the index says the chosen endpoint holds, by `model`."""
 GATEWAY_HIT_TIER_TOKENS = "mini_infer_gateway_hit_tier_tokens_total"
 """Counter: the same by `model` and `tier` of the fastest copy (device, host, disk)."""
-TIERS = ("device", "host", "disk")
 GATEWAY_RETURN_GAP = "mini_infer_gateway_session_gap_seconds"
 """Histogram: from the end of an answer to its session's next request, by `kind` of the answer: tool_call or text."""
 GATEWAY_RETRIES = "mini_infer_gateway_retries_total"

@@ -32,6 +32,8 @@ OVERHEAD_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025
 PLACEMENTS: Mapping[PrefillReason, str] = {"cheaper": "apart", "forced": "apart", "fetch": "fetched"}
 """Label of the placement by reason; all other reasons have "local"."""
 
+_TIERS = ("device", "host", "disk")
+
 
 class Outcome(Enum):
     """The outcome of a request, or of one attempt at one endpoint; the value is the label."""
@@ -270,7 +272,7 @@ class Metrics:
         self._child(self._first_byte, model).observe(seconds)
         self._child(self._prompt_tokens, model).inc(prompt_tokens)
         self._child(self._hit_tokens, model).inc(sum(hit_tiers))
-        for tier, tokens in zip(names.TIERS, hit_tiers, strict=True):
+        for tier, tokens in zip(_TIERS, hit_tiers, strict=True):
             if tokens:
                 self._child(self._hit_tier_tokens, model, tier).inc(tokens)
 
