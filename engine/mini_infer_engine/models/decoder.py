@@ -310,7 +310,8 @@ class DecoderModel(CausalModel):
         """True if another stage of the pipeline has this tensor."""
         if (found := LAYER_NAME.match(checkpoint_name)) is not None:
             return int(found[1]) < self.config.num_layers and int(found[1]) not in self.config.layers
-        return checkpoint_name.startswith(("model.embed_tokens.", "model.norm.", "lm_head.", "vision."))
+        ours = ("model.embed_tokens.", "model.norm.", "lm_head.", "vision.")
+        return checkpoint_name.startswith(tuple(self.checkpoint_names.get(name, name) for name in ours))
 
     def take_memory(self, device: torch.device) -> None:
         """Allocates uninitialised memory for all parameters. Raises RuntimeError if there is not enough.

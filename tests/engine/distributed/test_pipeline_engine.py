@@ -123,7 +123,8 @@ def test_pipeline_texts_equal_one_process_when_layers_have_a_recurrent_state(tmp
     staged, alone = _engine(tmp_path, 2, **SETTINGS | small), _engine(tmp_path, 1, **SETTINGS)
     followed = [[*SHARED, *prompt] for prompt in PROMPTS]
     for prompts in (PROMPTS, followed, followed):
-        assert results_of(staged, prompts, GREEDY) == results_of(alone, prompts, GREEDY)
+        made, expected = (results_of(llm, prompts, GREEDY) for llm in (staged, alone))
+        assert [tokens for tokens, _ in made] == [tokens for tokens, _ in expected]
     assert staged._engine.stats().cached_prompt_tokens
 
 

@@ -57,6 +57,7 @@ def test_pipeline_logits_equal_one_process(variant: str, tmp_path: Path) -> None
 HYBRIDS: dict[str, dict[str, Any]] = {
     "qwen3-next": {"full_attention_interval": 2},
     "granite-hybrid-moe": {"layer_types": ["linear_attention", "full_attention"] * 2, "num_hidden_layers": 4},
+    "nemotron-h": {"layers_block_type": ["linear_attention", "full_attention", "mlp"] * 2, "num_hidden_layers": 6},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
 }
 """Tiny hybrids of which each half has layers of both kinds."""
