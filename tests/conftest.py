@@ -18,7 +18,7 @@ from tests.support.turns import COSTS, cpu_seconds, left_out, read_costs
 ROOT = Path(__file__).parents[1]
 CONTROL_PLANES = (
     ("cluster", "scale", "rollouts", "failures", "roles", "pod_security_on_api_server",
-     "scaling", "canary", "presets"),
+     "scaling", "canary", "presets", "role_switches"),
     ("faults", "late_answers", "two_operators", "default_image", "costs", "rollout_verbs", "old_crd", "api_server",
      "metrics_asked_for", "chart_on_api_server", "backend_conformance", "model_cache", "admission_warnings",
      "kubernetes_versions"),
