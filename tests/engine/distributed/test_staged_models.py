@@ -87,7 +87,7 @@ def test_pipeline_logits_equal_one_process_when_layers_have_a_recurrent_state(
 def test_pipeline_parallelism_is_refused_when_a_stage_has_no_layer_of_attention(tmp_path: Path) -> None:
     architecture, changes = VARIANTS["qwen3-next"]
     save_tiny_model(tmp_path, architecture, **changes)
-    with pytest.raises(ModelError, match=r"no layer of attention among layers 0 to 1.*--pipeline-parallel-size 2"):
+    with pytest.raises(ModelError, match="--pipeline-parallel-size 2"):
         ThreadGroup(tmp_path, 1, 2)
 
 
