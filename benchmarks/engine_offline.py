@@ -82,7 +82,7 @@ def measure(
     sizes = loads.SMOKE if smoke else loads.FULL
     sizes = replace(sizes, vocabulary=vocabulary(model, sizes.vocabulary))
     if first_token:
-        sizes = replace(sizes, first_token=first_token)
+        sizes = replace(sizes, first_token=first_token, repeats_shapes=True)
     begin = time.perf_counter()
     loaded = engines.load(engine, model, settings)
     yield {"start s": time.perf_counter() - begin}

@@ -40,6 +40,8 @@ class Sizes:
     """Chats, turns, and tokens that question and answer add in each turn."""
     shared: tuple[int, int, int] = (64, 8192, 64)
     """Requests, tokens of the prompt that they share, tokens of own question and of answer."""
+    repeats_shapes: bool = False
+    """True to run W1's and each batch's shapes once before they are timed: peers compile kernels at first use."""
 
 
 FULL = Sizes()
@@ -92,15 +94,17 @@ def run_loads(
     token_prompts = prompts(sizes.batch, *sizes.mixed, dice)
     limits = [dice.randint(*sizes.mixed) for _ in token_prompts]
     if is_selected("w1 tok_s"):
-        timed(prompts(sizes.batch, *sizes.mixed, dice), [8] * sizes.batch, 0.6)  # peers compile at a shape's first use
+        if sizes.repeats_shapes:
+            timed(prompts(sizes.batch, *sizes.mixed, random.Random(1)), [8] * sizes.batch, 0.6)
         yield "w1 tok_s", sum(limits) / timed(token_prompts, limits, 0.6)
     token_prompts = prompts(sizes.batch, sizes.prompt, sizes.prompt, dice)
     if is_selected("w2 tok_s"):
         yield "w2 tok_s", sizes.batch * sizes.answer / timed(token_prompts, [sizes.answer] * sizes.batch)
     for batch in sizes.latency_batches:
-        cold, short, long = (prompts(batch, sizes.prompt, sizes.prompt, dice) for _ in range(3))
+        short, long = (prompts(batch, sizes.prompt, sizes.prompt, dice) for _ in range(2))
         if is_selected(name := f"itl ms bs {batch}"):
-            timed(cold, [8] * batch)
+            if sizes.repeats_shapes:
+                timed(prompts(batch, sizes.prompt, sizes.prompt, random.Random(1)), [8] * batch)
             first_s = timed(short, [1] * batch)
             yield name, (timed(long, [sizes.answer + 1] * batch) - first_s) / sizes.answer * 1e3
     for length in sizes.first_token:

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
+
 from mini_infer_engine.weight_transfer.model_tensors import ModelTensors
 from tests.engine.weight_transfer.weight_engines import exchange, free_port
 from tests.gpu.device import INTERPRETED

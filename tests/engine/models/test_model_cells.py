@@ -160,4 +160,4 @@ def test_a_hybrid_claims_no_option_that_its_start_refuses(architecture: str, tmp
     for options in claimed:
         check_recurrent(EngineSettings(model="any", **options), config, "cpu", moves_kv=False)
     with pytest.raises(ModelError, match=architecture):  # so that the check is one of hybrids
-        check_recurrent(EngineSettings(model="any", pipeline_parallel_size=2), config, "cpu", moves_kv=False)
+        check_recurrent(EngineSettings(model="any", kv_host_memory=1 << 30), config, "cpu", moves_kv=False)
