@@ -28,6 +28,7 @@ class LLM(OURS):
         if speculative := keywords.get("speculative_config"):
             keywords["speculative_config"] = ours_of(speculative)
             assert keywords.pop("worker_extension_cls") == "common.vllm_acceptance.Acceptance"
+        assert keywords.pop("additional_config"), "vLLM's own"
         super().__init__(model, **keywords | SMOKE)
 
     def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[int]:
