@@ -25,6 +25,7 @@ class NullRunner:
         self.page_size = page_size
         self.kv_cache = UNIFORM
         self.swap_space = NO_SWAP
+        self.host_memory = None
         self.max_speculative_rows = 0
 
     def refuses(self, request: Request) -> str | None:
