@@ -97,7 +97,7 @@ def begun_elsewhere(files: list[str], worker: int, workers: int) -> list[str]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--turn", type=int, metavar="N", help="of the costliest tests, run the sixth whose turn is N")
+    parser.addoption("--turn", type=int, metavar="N", help="of the costliest tests, run the eighth whose turn is N")
     parser.addoption("--record-costs", metavar="FILE", help="append each test's CPU seconds, of all processes it reaps")
 
 

@@ -1,4 +1,4 @@
-"""Chooses which of the costliest tests a run with `--turn` takes: a sixth of them, another at another number.
+"""Chooses which of the costliest tests a run with `--turn` takes: an eighth of them, another at another number.
 
 Those are 2 % of the tests and take more than half of the processors' time. Every other test always runs.
 `python -m tests.support.turns RECORD` prints costs.txt from what `pytest --record-costs RECORD` wrote.
@@ -13,7 +13,7 @@ from pathlib import Path
 COSTS = Path(__file__).parents[1] / "costs.txt"
 HEAD = "# CPU seconds of a case of each test that takes one or more, in all of its processes, by `make test-costs`."
 COSTLY_S = 1.0
-TURNS = 6
+TURNS = 8
 WHOLE = ("tests/console/", "tests/operator/")
 """Below these, tests of a file go on where the one before ended: a file has its turn as a whole."""
 
