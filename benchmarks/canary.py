@@ -37,7 +37,7 @@ def env(fault: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Edit:
-    """One new revision."""
+    """An edit of the service that makes a new revision."""
 
     name: str
     is_good: bool
@@ -121,7 +121,7 @@ class Clients:
 
 @dataclass
 class Up:
-    """One `mini-infer up`."""
+    """A running `mini-infer up`."""
 
     folder: Path
     process: "subprocess.Popen[str]"

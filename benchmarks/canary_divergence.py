@@ -1,4 +1,4 @@
-"""What divergence to expect of an edit: the limit of `rollout.canary.analysis.answers`, measured engine by engine.
+"""Measures the divergence to expect of an edit, engine by engine: the limit of `rollout.canary.analysis.answers`.
 
 The base answers questions greedily; every variant then scores these answers as a canary's replay does. Printed is the
 mean absolute difference of log probabilities, in nats a token, over all answers and of the worst one.
@@ -29,7 +29,7 @@ TOKENS = 64
 
 @dataclass(frozen=True)
 class Variant:
-    """One engine to compare with the base."""
+    """An engine to compare with the base."""
 
     name: str
     is_good: bool

@@ -127,7 +127,7 @@ def measure(engine: Engine, vocabulary: int, batches: list[int], prompts: tuple[
 
 
 def main() -> int:
-    """See the module."""
+    """Measures, prints and saves. Returns the exit code."""
     parser = make_parser(__doc__)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--files", type=words, default=words("Q4_K_M,Q4_0,Q8_0"))

@@ -145,7 +145,7 @@ class Device:
 
 @dataclass(slots=True)
 class Figures:
-    """What one run shows."""
+    """The figures of a run."""
 
     hit_blocks: int = 0
     return_ttft_s: list[float] = field(default_factory=list)

@@ -113,7 +113,7 @@ class Server:
     def times(self) -> dict[str, Any]:
         """Waits for the first token; returns seconds since exec, and those of the engine's own stages."""
         while True:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # it does not listen yet
                 self.post({"prompt": [5, 6, 7, 8], "max_tokens": 1})
                 break
             time.sleep(0.02)

@@ -39,7 +39,7 @@ def measure(folder: str, impl: str, smoke: bool) -> Iterator[Figures]:
 
 
 def main() -> int:
-    """See the module."""
+    """Measures, prints and saves. Returns the exit code."""
     parser = make_parser(__doc__)
     parser.add_argument("--model", default="qwen2.5-7b")
     parser.add_argument("--impls", type=words, default=words("native,transformers"))

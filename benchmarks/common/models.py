@@ -481,7 +481,7 @@ CONFIGS["glm-4.5-air-4-layers"] = {
     "routed_scaling_factor": 1.0,
     "tie_word_embeddings": False,
 }
-"""One dense layer and three of experts, of 46."""
+"""The first layer is dense, and three have experts; the model has 46."""
 
 
 def model_folder(name: str, root: Path) -> str:

@@ -63,7 +63,7 @@ class _Member:
 
     @property
     def load(self) -> float:
-        """What it still has to do, in requests."""
+        """The work that it still has, in requests."""
         return len(self.engine.running) + len(self.engine.waiting) + self.engine.queued_tokens() / 512
 
 

@@ -34,7 +34,7 @@ class ObservedEngine:
 
 @dataclass(frozen=True, slots=True)
 class SwitchableEngine:
-    """One engine that may change its role while it runs."""
+    """An engine that may change its role while it runs."""
 
     name: str
     role: str
@@ -42,7 +42,7 @@ class SwitchableEngine:
     revision: str
     ready: bool
     load: float = 0.0
-    """What it still has to do, in requests; the least loaded engine switches first."""
+    """The work that it still has, in requests; the least loaded engine switches first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ def test_texts_are_those_of_a_pool_that_is_large_enough(tmp_path: Path, name: st
     # A model so small is computed sooner than copied: that is the engine's choice, and not what is tested here.
     runner.swap_space = replace(runner.swap_space, compute_s_per_token=1.0)
     engine = make_engine(settings, runner)
-    engine._rate.committed = lambda step, now_s: None  # type: ignore[method-assign]
+    engine._rate.committed = lambda step, now_s: None  # type: ignore[method-assign]  # a rate that stays
     made = []
     for one in sessions(12, 4):
         made.append(texts(engine, one))

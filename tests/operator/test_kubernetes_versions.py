@@ -1,4 +1,4 @@
-"""What the operator makes and what the chart renders, against the fields of Kubernetes 1.30 to 1.36.
+"""Objects that the operator makes and the chart renders have only fields that Kubernetes 1.30 to 1.36 know.
 
 `make test-kubernetes` compares everything with every version; `make test` with the oldest and the newest.
 """

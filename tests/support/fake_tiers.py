@@ -23,7 +23,7 @@ class FakeHostMemory:
     """Each copy ends at a later `take`, in the order of requests; what is loaded is garbage until then."""
 
     cells: list[Cells]
-    """Those of the device's pages, which the runner reads and writes."""
+    """The contents of the device's pages, which the runner reads and writes."""
     num_pages: int
     draw: random.Random
     page_bytes: int = 8 << 20

@@ -258,7 +258,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     queue_time_s: float | None = None
     """Seconds from arrival to first admission, with a finish reason."""
     cached_tokens: CachedTokens | None = None
-    """Where the `num_cached_tokens` were, with the first token, if the prefix cache has tiers."""
+    """The media of `num_cached_tokens`, with the first token; None without tiers of the prefix cache."""
     logprobs: Sequence[TokenLogprobs] = ()
     """Log probabilities at each of `token_ids`, if requested."""
     prompt_logprobs: Sequence[TokenLogprobs] = ()

@@ -91,7 +91,7 @@ class Sequence:
     added when they have come.
     """
     cached_tokens: CachedTokens | None = None
-    """Where these tokens were, until an output has reported it; None if the prefix cache has no tiers."""
+    """The media of these tokens until an output has reported them; None if the prefix cache has no tiers."""
 
     targets: LatencyTargets = NO_TARGETS
     """Latency targets, the engine's defaults included."""

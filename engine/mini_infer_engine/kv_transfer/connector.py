@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Pinned:
-    """What a transfer reads or writes, and nothing else may reuse meanwhile."""
+    """Memory that a transfer reads or writes, and that nothing else may reuse meanwhile."""
 
     pages: list[int]
     slot: int | None = None
@@ -132,7 +132,7 @@ class TransferConnector:
         self._retained: dict[str, _Retained] = {}
         self._retained_leases: LeaseTable[str] = LeaseTable()
         self._pins: dict[tuple[str, int], _Pinned] = {}
-        """What other engines read or are given, by key and serial number; a grant has the number -1."""
+        """Pages that other engines read or are given, by key and serial number; a grant has the number -1."""
         self._next_grants: list[events.Grant] = []
         """Grants for the next call of `take`: a launched pass may still be writing the cached blocks."""
         self._unasked: list[NotReceived] = []

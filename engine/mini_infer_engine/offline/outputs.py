@@ -37,4 +37,4 @@ class RequestOutput(msgspec.Struct, frozen=True):
     metrics: RequestStateStats | None = None
     """Times of the first of its outputs."""
     cached_tokens_details: CachedTokens | None = None
-    """Where the cached tokens were, if the prefix cache has tiers."""
+    """The media of the cached tokens; None if the prefix cache has no tiers."""

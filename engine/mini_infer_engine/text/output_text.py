@@ -64,7 +64,7 @@ class OutputText:
         """
         self.num_cached_tokens = 0
         self.cached_tokens: CachedTokens | None = None
-        """Where the cached tokens were, set with the first token if the prefix cache has tiers."""
+        """The media of the cached tokens, set with the first token if the prefix cache has tiers."""
         self.logprobs: list[TokenLogprobs] = []
         """Log probabilities at each of `token_ids`, if requested."""
         self.prompt_logprobs: list[TokenLogprobs] = []

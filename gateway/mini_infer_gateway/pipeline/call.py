@@ -30,7 +30,7 @@ CLIENT_CLOSED_REQUEST = 499
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """What is retained of a request that another revision is to compute as well, once it was answered."""
+    """A request that another revision is to compute as well, as far as it is retained once it was answered."""
 
     service: str
     revision: str

@@ -15,7 +15,7 @@ STARTED, EDITED_BACK = "Started", "EditedBack"
 
 @dataclass(frozen=True, slots=True)
 class CanaryState:
-    """One new revision on its way."""
+    """A new revision that is judged, or was."""
 
     phase: Phase
     revision: str

@@ -107,7 +107,7 @@ class LocalBackend:
         self._scaler: ServiceScaler | None = None
         self._window: CanaryWindow | None = None
         self._launches: dict[tuple[str, str], Launch] = {}
-        """How engines of each role and revision were started: a revision that is rolled back to may need more."""
+        """The launches of each role and revision: a revision that is rolled back to may need more engines."""
         self._on_demand = ("", False)
         """The service's model name, and True if it may have no engine."""
         self.status: dict[str, Any] = {}

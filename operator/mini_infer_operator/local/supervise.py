@@ -56,7 +56,7 @@ class SupervisedProcess:
     restarts: int = 0
     """Times that it ended by itself."""
     crash: str = ""
-    """How it ended the last time that it did so by itself; empty if it never did."""
+    """The way in which it ended the last time that it did so by itself; empty if it never did."""
     task: "asyncio.Task[None] | None" = field(default=None, repr=False)
 
 

@@ -14,7 +14,7 @@ from mini_infer_operator.resource import PAIRED_ROLES, InferenceService
 
 @dataclass(frozen=True, slots=True)
 class RoleSwitch:
-    """One engine's change of role."""
+    """An engine's change of role."""
 
     name: str
     revision: str

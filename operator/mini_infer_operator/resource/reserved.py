@@ -17,9 +17,9 @@ ANNOTATION_IGNORE_MANAGERS = f"{GROUP}/ignore-managers"
 ANNOTATION_SERVICE_CREATED = f"{GROUP}/service-created"
 """RFC 3339: the oldest service owns a bare model name that several claim."""
 ANNOTATION_PROMOTE = f"{GROUP}/promote"
-"""On an InferenceService: the revision that is to replace the old one without further analysis."""
+"""The annotation of an InferenceService that names the revision to replace the old one without further analysis."""
 ANNOTATION_ABORT = f"{GROUP}/abort"
-"""On an InferenceService: the revision that is to be rolled back."""
+"""The annotation of an InferenceService that names the revision to roll back."""
 ROLES = ("unified", "prefill", "decode")
 """Fields of `spec`, and values of the role label."""
 ANSWERING_ROLES = ("unified", "decode")

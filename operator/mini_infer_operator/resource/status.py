@@ -171,7 +171,7 @@ class CanaryStatus(ApiModel):
     requests: int = Field(default=0, ge=0)
     """Requests that the new revision's engines have ended in this step, copies included."""
     errors: int = Field(default=0, ge=0)
-    """Those that they failed."""
+    """Requests that they failed."""
     replays: int = Field(default=0, ge=0)
     """Answers of the old revision that they have scored."""
     divergence: str | None = Field(default=None, max_length=16)

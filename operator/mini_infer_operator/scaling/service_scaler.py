@@ -42,7 +42,7 @@ class ServiceScaler:
     _observed: Observed = field(default_factory=Observed)
     _rates: LearnedRates = field(default_factory=LearnedRates)
     engine_loads: Mapping[str, float] = field(default_factory=dict)
-    """What each engine still has to do, in requests, by its name without a namespace."""
+    """The work that each engine still has, in requests, by its name without a namespace."""
     _fleets: Mapping[str, Fleet] = field(default_factory=dict)
     latest: Mapping[str, Recommendation] = field(default_factory=dict)
 

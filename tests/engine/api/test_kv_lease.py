@@ -1,4 +1,4 @@
-"""For how long a request's KV cache is evicted late: the body's `kv_hints`, else the gateway's header."""
+"""The body's `kv_hints`, else the gateway's header, decide how long a request's KV cache is evicted late."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -172,7 +172,7 @@ TestRecurrentMachine = RecurrentMachine.TestCase
 
 
 class TieredMachine(EngineMachine):
-    """The same with tiers in main memory and on a disk: copies that take long, fail, and come back changed."""
+    """Events come with tiers in main memory and on a disk: copies take long, fail, and come back changed."""
 
     @initialize(seed=st.integers(0, 2**32))
     def start(self, seed: int) -> None:

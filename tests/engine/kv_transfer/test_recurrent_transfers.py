@@ -208,7 +208,7 @@ def test_text_is_unchanged_when_a_retained_prompt_is_read(pair: Pair) -> None:
             assert source.retained_id == name
             before = pair.here.num_received
             assert pair.texts(pair.here, [prompt], source) == [expected]
-            wait_until(lambda before=before: pair.here.num_received == before + 1)  # type: ignore[misc]
+            wait_until(lambda before=before: pair.here.num_received == before + 1)  # type: ignore[misc]  # a default binds the loop's value
 
 
 def test_text_is_unchanged_when_a_cached_prefix_is_read(pair: Pair) -> None:

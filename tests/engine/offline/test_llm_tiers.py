@@ -21,8 +21,8 @@ def open_llm(**settings: object) -> LLM:
 
 def use_tiers(llm: LLM) -> None:
     """Has an engine load what a tier has: models so small are computed about as fast as they are copied."""
-    llm._engine._rate.committed = lambda step, now_s: None  # type: ignore[method-assign]
-    llm._engine._tiers._compute_tokens_per_s = 1.0  # type: ignore[union-attr]
+    llm._engine._rate.committed = lambda step, now_s: None  # type: ignore[method-assign]  # a rate that stays
+    llm._engine._tiers._compute_tokens_per_s = 1.0  # type: ignore[union-attr]  # it has tiers
 
 
 def write_behind(llm: LLM) -> None:
@@ -64,7 +64,7 @@ def test_texts_are_the_same_when_blocks_come_back_from_main_memory_and_a_disk(tm
 
     llm._engine._tiers._copies.disk._folder.release()  # type: ignore[union-attr]  # as the end of the process does
     again = open_llm(kv_cache_memory=POOL, kv_host_memory="100MB", **disk)
-    again._engine._tiers._copies.disk.join_recovery()  # type: ignore[union-attr]
+    again._engine._tiers._copies.disk.join_recovery()  # type: ignore[union-attr]  # it has a disk
     assert texts(rounds(again, computes_slowly=True)) == expected
     assert again._engine.stats().kv_tiers.tiers["disk"].hit_tokens > 200
 
@@ -90,7 +90,7 @@ def test_tokens_are_the_same_when_pages_of_any_form_come_back(
 
     roomy = LLM(str(tmp_path), kv_cache_memory=4_000_000, **common)
     expected = tokens(roomy)
-    page_bytes = roomy._engine._runner.pool.spec.page_bytes  # type: ignore[attr-defined]
+    page_bytes = roomy._engine._runner.pool.spec.page_bytes  # type: ignore[attr-defined]  # it has a model
     llm = LLM(str(tmp_path), kv_cache_memory=15 * page_bytes, kv_host_memory=100 * page_bytes, **common)
     use_tiers(llm)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Where weights are loaded from, and when a peer is too slow, as tables."""
+"""The source of weights, and the rate at which a peer is too slow, are decided as tables say."""
 
 import pytest
 

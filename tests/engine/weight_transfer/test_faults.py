@@ -283,11 +283,11 @@ def _answering(peer: Peer) -> Iterator[int]:
                 router.send_multipart([name, digests])
 
     def serve(connection: socket.socket) -> None:
-        with connection, suppress(OSError):
+        with connection, suppress(OSError):  # the receiver ends when it has seen enough
             peer.serve(connection)
 
     def accept() -> None:
-        with suppress(OSError):
+        with suppress(OSError):  # the test has closed the port
             while True:
                 threading.Thread(target=serve, args=(listening.accept()[0],), daemon=True).start()
 

@@ -29,7 +29,7 @@ def identity(folder: Path, rank: int = 0, **options: object) -> str:
 
 
 def test_an_identity_is_equal_when_files_are_named_by_their_hashes(model: Path, tmp_path: Path) -> None:
-    """As in a hub's cache, on two nodes that have downloaded the same revision."""
+    """Two nodes have downloaded the same revision into a hub's cache."""
     copies = []
     for node in ("a", "b"):
         folder = tmp_path / node

@@ -1,4 +1,4 @@
-"""What an engine reports of its own start becomes one Event, whatever it answers."""
+"""An engine's report of its own start becomes one Event, whatever it answers."""
 
 import asyncio
 from datetime import UTC, datetime

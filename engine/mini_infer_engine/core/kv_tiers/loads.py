@@ -25,7 +25,7 @@ class TierPage:
     tier: Tier
     record: PageRecord
     location: int = -1
-    """Its location on the disk; -1 in main memory."""
+    """The page's location on the disk; -1 in main memory."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -9,7 +9,7 @@ class PageRecord(msgspec.Struct, eq=False, frozen=True, gc=False):
     """A whole page of a prefix in some tier."""
 
     blocks: tuple[Block, ...]
-    """Its blocks in order; their keys, parents, tokens and salts alone are read."""
+    """The page's blocks in order; their keys, parents, tokens and salts alone are read."""
     digest: int
     """The sealed digest of its bytes."""
 

@@ -29,7 +29,7 @@ class TierMatch:
     """The pages of lower tiers with which a waiting sequence's prefix continues."""
 
     pages: tuple[TierPage, ...] = ()
-    """Those that are worth loading."""
+    """The blocks that are worth loading."""
     is_awaited: bool = False
     """True if the first of them is on its way to the device, where this sequence will hit it soon."""
 

@@ -1,4 +1,4 @@
-"""When cached blocks are loaded from a lower tier and when they are computed, as tables."""
+"""Cached blocks are loaded from a lower tier or computed: the choice as tables."""
 
 import pytest
 

@@ -93,7 +93,7 @@ def test_prefix_is_computed_when_copying_costs_more() -> None:
     run(engine, PROMPT, "first")
     others(engine, 2)
     for _ in range(20):
-        engine._tiers._host_tier.cost.measured(144, 1000.0)  # type: ignore[union-attr]
+        engine._tiers._host_tier.cost.measured(144, 1000.0)  # type: ignore[union-attr]  # it has tiers
     assert cached(run(engine, PROMPT, "again")) == CachedTokens()
     assert engine.stats().kv_tiers.tiers["host"].declined_tokens == 144
     assert runner.host_memory.num_loads == 0
@@ -104,7 +104,7 @@ def test_tokens_are_computed_when_a_page_comes_back_changed() -> None:
     assert runner.host_memory is not None
     run(engine, PROMPT, "first")
     others(engine, 2)
-    index = engine._tiers._host  # type: ignore[union-attr]
+    index = engine._tiers._host  # type: ignore[union-attr]  # it has tiers
     sequence_keys = [record.key for record in index.records if record.blocks[0].packed_tokens[:4] == b"\1\0\0\0"]
     page = index.page(sequence_keys[4])
     assert page is not None
@@ -162,7 +162,7 @@ def test_all_tiers_are_empty_when_the_prefix_cache_is_reset() -> None:
     others(engine, 4)
     assert engine.reset_prefix_cache()
     assert engine.snapshot() == []
-    assert engine._tiers._host.store.num_blank == 12  # type: ignore[union-attr]
+    assert engine._tiers._host.store.num_blank == 12  # type: ignore[union-attr]  # it has tiers
     assert cached(run(engine, PROMPT, "again")) == CachedTokens()
 
 
