@@ -50,7 +50,7 @@ _KV_TOKENS = 280_000
 _LATENT = "deepseek-v2-lite"
 _OFFLINE_LOADS = ("itl", "ttft", "w1")
 _FIRST_TOKENS = (512, 4096, 16384)
-"""Lengths of prompts whose first token is timed, of the groups `offline` and `transformers`."""
+"""Lengths of prompts whose first token is timed, of the group `offline`."""
 _BATCHES = [1, 8, 32]
 _SPECULATION = "speculation "
 _WITHOUT = f"{_SPECULATION}without "
@@ -106,14 +106,18 @@ def offline(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke: b
 
 def through_transformers(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke: bool) -> dict[str, Start]:
     """Both by transformers' code, and ours by its own file."""
-    own = offline(group, root, budget, stack, smoke)
-    starts = dict[str, Start]()
-    for label, (function, (engine, folder, settings, *_)) in own.items():
-        rest = (smoke, None, "itl")
-        if engine == "ours":
-            starts[f"{label}, own file"] = (function, (engine, folder, settings, *rest))
-        starts[f"transformers {label}"] = (function, (engine, folder, settings | {"model_impl": "transformers"}, *rest))
-    return starts
+    both = offline(group, root, budget, stack, smoke)
+    model = group.arguments[0]
+
+    def by(impl: str, engine: str) -> Start:
+        measure, (name, folder, settings, *_) = both[f"{model}, {engine}"]
+        return measure, (name, folder, settings | {"model_impl": impl}, smoke, None, "itl")
+
+    return {
+        f"{model} by its own file, ours": by("native", "ours"),
+        f"{model} through transformers, ours": by("transformers", "ours"),
+        f"{model} through transformers, vllm": by("transformers", "vllm"),
+    }
 
 
 def latent(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke: bool) -> dict[str, Start]:
