@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.runtime.cuda.executor import CudaExecutor
+from tests.engine.models.test_models import VARIANTS as SHAPES
 from tests.gpu.device import DEVICE, GPU_ONLY
 from tests.gpu.runs import make_runner, make_settings
 from tests.support.tiny_models import (
@@ -48,8 +49,7 @@ wide KV head, Mixtral) are so ill-conditioned that transformers' own fp32 is 4e-
 BF16_ALLOWANCE = 1.5
 """Times the root mean square of transformers' own bf16 error."""
 
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen2": ("qwen2", {}),
+WIDE: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-seven-heads": (
         "qwen2",
         {"hidden_size": 448, "num_attention_heads": 7, "num_key_value_heads": 1, "initializer_range": 0.07},
@@ -125,6 +125,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral-window": ("mistral", {"sliding_window": 24, "head_dim": 64}),
 }
+"""Shapes beside those of a CPU's test: wide enough for tiles, splits and windows of the kernels."""
+VARIANTS = SHAPES | WIDE
 
 
 @pytest.fixture(params=VARIANTS)

@@ -70,6 +70,8 @@ def save_mtp(folder: Path, architecture: str, **shape: Any) -> MtpReference:
     """Saves a model of three layers with a fourth one that predicts further tokens, and returns what that predicts."""
     is_qwen = architecture.startswith("qwen")
     shape = {"num_hidden_layers": 4} | shape
+    if is_qwen and "layer_types" not in shape:  # the layer that predicts is one of attention
+        shape["layer_types"] = ["linear_attention", "full_attention"] * 2
     if kinds := shape.get("mlp_layer_types"):
         shape["mlp_layer_types"] = [*kinds, *["sparse"] * (shape["num_hidden_layers"] - len(kinds))]
     model = save_tiny_model(folder, architecture, **shape)

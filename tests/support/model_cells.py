@@ -1,6 +1,5 @@
 """Names the test behind each cell of docs/models.md: a function for each column, and its case for an architecture."""
 
-import ast
 import importlib
 import itertools
 from collections.abc import Mapping
@@ -50,8 +49,8 @@ class Cell:
 
 
 _MODELS = "tests/engine/models"
-_ELSEWHERE = ("quantised", "ngram", "draft_model", "head", "eagle3", "mtp")
-"""Columns in which hybrids have tests of their own (test_recurrent_models.py)."""
+_ELSEWHERE = ("quantised",)
+"""Columns in which hybrids have tests of their own (test_quantized_hybrids.py)."""
 CELLS: dict[str, Column] = {
     "native CPU": Column(
         f"{_MODELS}/test_models.py", "test_logits_equal_transformers_whole_chunked_and_token_by_token"
@@ -103,6 +102,9 @@ CELLS: dict[str, Column] = {
         "tests/engine/pooling/test_encoders.py",
         "test_embeddings_equal_transformers_when_an_encoder_pools_its_first_token",
     ),
+    "encoders GPU": Column(
+        "tests/gpu/test_encoders.py", "test_embeddings_equal_transformers_when_a_gpu_pools_the_first_token"
+    ),
 }
 """By implementation and column."""
 
@@ -115,23 +117,9 @@ def _first_cases(model_types: Mapping[str, str]) -> dict[str, str]:
     return first
 
 
-def _gpu_variants() -> dict[str, str]:
-    """Returns the model_types of the variants of a test that cannot be imported without Triton."""
-    for node in ast.walk(ast.parse((ROOT / _GPU).read_text())):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "VARIANTS":
-            assert isinstance(node.value, ast.Dict)
-            return {
-                ast.literal_eval(key): ast.literal_eval(value.elts[0])
-                for key, value in zip(node.value.keys, node.value.values, strict=True)
-                if key is not None and isinstance(value, ast.Tuple)
-            }
-    raise LookupError(f"{_GPU} has no VARIANTS")
-
-
 CASES = _first_cases({name: model_type for name, (model_type, _) in VARIANTS.items()})
 """The first variant of each architecture of ours in test_models.py."""
 _NATIVE_CASES = {
-    "GPU": _first_cases(_gpu_variants()),
     "TP": _first_cases({name: VARIANTS[name][0] for name in [*CHOSEN, *RECURRENT]}),
     "GGUF": _first_cases(
         {
@@ -148,7 +136,7 @@ def claims(model: ModelSupport, column: str) -> bool:
     """Returns True if the model is said to have what a column is of."""
     said = {
         "CPU": model.cpu,
-        "GPU": model.gpu != "untested",
+        "GPU": True,
         "TP": model.tensor_parallel,
         "quantised": model.quantised,
         "GGUF": model.gguf,
@@ -186,7 +174,7 @@ def cells_of(key: str) -> dict[str, Cell]:
 def case_exists(found: Cell) -> bool:
     """True if pytest would collect the case."""
     if found.column.path.startswith("tests/gpu/"):  # they cannot be imported without Triton
-        cases = _gpu_variants() if found.column.path == _GPU else {each.model_type for each in supported_models()}
+        cases = VARIANTS if found.column.path == _GPU else {each.model_type for each in supported_models()}
         return found.case in cases and f"def {found.column.function}(" in (ROOT / found.column.path).read_text()
     return found.case in _cases_of(found.column.path, found.column.function)
 

@@ -14,9 +14,9 @@ file of ours where there is one, and transformers' own code otherwise. `/v1/mode
 same list, with `--json` for programs.
 
 A filled cell names the case of its column's test that shows it; where it says yes, the case is the `model_type`
-(hybrids and models that read images have tests of their own). A test checks that all of them exist. `untested` runs,
-and nobody has compared its results. What an empty cell stands for is refused at the start. There are no adapters
-(LoRA) yet. `make test` and `make test-models` run every case that needs no GPU; CI runs `make test`.
+(models that read images have tests of their own, on a GPU [these](../tests/gpu/test_images.py)). A test checks that all
+of them exist. `eager` needs `--enforce-eager` there. What an empty cell stands for is refused at the start. There are
+no adapters (LoRA) yet. `make test` and `make test-models` run every case that needs no GPU; CI runs `make test`.
 """
 _NATIVE = """\
 ## By files of ours
@@ -87,10 +87,11 @@ def _cell(model: ModelSupport, column: str) -> str:
     """Returns the case that shows a column, or how far it goes without one."""
     shown = cell(model, column)
     if shown is None:
-        return "untested" if column == "GPU" else "yes" if claims(model, column) else ""
+        return "yes" if claims(model, column) else ""
+    is_eager = column == "GPU" and model.gpu == "eager"
     if model.implementation == "native":
-        return f"`{shown.name}`"
-    return "eager" if column == "GPU" and model.gpu == "eager" else "yes"
+        return f"`{shown.name}`, eager" if is_eager else f"`{shown.name}`"
+    return "eager" if is_eager else "yes"
 
 
 def _tests() -> list[str]:

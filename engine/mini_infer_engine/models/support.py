@@ -13,7 +13,7 @@ from mini_infer_engine.config.model.vision import FAMILIES
 from mini_infer_engine.config.pooling.read_pooler import ENCODERS
 from mini_infer_engine.gguf.architectures import ARCHITECTURES
 
-GpuSupport = Literal["yes", "eager", "untested"]
+GpuSupport = Literal["yes", "eager"]
 _NAMED_LLAMA_IN_GGUF = "MistralForCausalLM"
 """A model whose GGUF files are of the architecture llama."""
 _FILE_ALONE = frozenset(
@@ -30,26 +30,6 @@ _FILE_ALONE = frozenset(
 """Models that `--model-impl transformers` refuses: with latent attention, or layers of different heads."""
 _SPARSE = frozenset({"DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"})
 """Models with sparse attention, which need `--enforce-eager` on a GPU and check no guesses there."""
-_UNTESTED = (
-    HYBRIDS
-    | _SPARSE
-    | {
-        "Dots1ForCausalLM",
-        "Ernie4_5ForCausalLM",
-        "Ernie4_5_MoeForCausalLM",
-        "Exaone4ForCausalLM",
-        "Gemma4ForCausalLM",
-        "Gemma4UnifiedForCausalLM",
-        "Glm4MoeLiteForCausalLM",
-        "GptOssForCausalLM",
-        "Olmo3ForCausalLM",
-        "OlmoeForCausalLM",
-        "Qwen2MoeForCausalLM",
-        "SeedOssForCausalLM",
-        "SolarOpenForCausalLM",
-    }
-)
-"""Models of ours that have run on no GPU yet; the kernels of some have run in Triton's interpreter."""
 _UNQUANTISED = frozenset({"Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM"})
 """Models that run from original weights alone."""
 
@@ -65,7 +45,7 @@ class ModelSupport:
     model_type: str
     """The module in `models/` of a native model, transformers' `model_type` of another."""
     gpu: GpuSupport
-    """yes: its results were compared on a GPU; eager: with `--enforce-eager` alone; untested: nobody has tried."""
+    """yes: its results were compared on a GPU; eager: with `--enforce-eager` alone."""
     tensor_parallel: bool
     quantised: bool
     """True if quantised checkpoints are read, and `--quantization` rounds others."""
@@ -88,7 +68,7 @@ def supported_models() -> list[ModelSupport]:
             architecture=name,
             implementation="native",
             model_type=module,
-            gpu="untested" if name in _UNTESTED else "yes",
+            gpu="eager" if name in _SPARSE else "yes",
             tensor_parallel=True,
             quantised=name not in _UNQUANTISED,
             gguf=name in in_gguf,
@@ -104,7 +84,7 @@ def supported_models() -> list[ModelSupport]:
 
 def _speculation(name: str) -> tuple[str, ...]:
     """Returns the methods of speculative decoding of a native model."""
-    if name in HYBRIDS or name in _SPARSE:
+    if name in _SPARSE:
         return ()
     return ("ngram", "draft_model", "head", "eagle3", *(("mtp",) if name in MTP else ()))
 
@@ -115,7 +95,7 @@ def _with_images(name: str) -> ModelSupport:
         architecture=name,
         implementation="native",
         model_type=MODELS[TEXT_PARTS[name]],
-        gpu="untested",
+        gpu="yes",
         tensor_parallel=True,
         quantised=True,
         gguf=False,
@@ -130,7 +110,7 @@ def _encoder(name: str, model_type: str) -> ModelSupport:
         architecture=name,
         implementation="transformers",
         model_type=model_type,
-        gpu="untested",
+        gpu="yes",
         tensor_parallel=False,
         quantised=False,
         gguf=False,
@@ -140,12 +120,11 @@ def _encoder(name: str, model_type: str) -> ModelSupport:
 
 
 def _through_transformers(name: str, architecture: TransformersArchitecture) -> ModelSupport:
-    by_comparison: dict[str, GpuSupport] = {"graphs": "yes", "eager": "eager", "untested": "untested"}
     return ModelSupport(
         architecture=name,
         implementation="transformers",
         model_type=architecture.model_type,
-        gpu=by_comparison[architecture.gpu],
+        gpu="yes" if architecture.gpu == "graphs" else "eager",
         tensor_parallel=architecture.tensor_parallel,
         quantised=False,
         gguf=False,

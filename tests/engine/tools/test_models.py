@@ -25,8 +25,8 @@ def test_the_table_has_a_line_for_each_architecture_when_no_form_is_named(capsys
     assert len(lines) == len(found)
     assert found["LlamaForCausalLM"] == ["native", *["yes"] * 5, "ngram,", "draft_model,", "head,", "eagle3"]
     assert found["GPT2LMHeadModel"] == ["transformers", "yes", "yes", "no", "no", "no", "ngram,", "draft_model"]
-    assert found["Qwen2MoeForCausalLM"][:4] == ["native", "yes", "untested", "yes"]
-    assert found["BertModel"][:5] == ["transformers", "yes", "untested", "no", "no"]
+    assert found["Qwen2MoeForCausalLM"][:4] == ["native", "yes", "yes", "yes"]
+    assert found["BertModel"][:5] == ["transformers", "yes", "yes", "no", "no"]
     assert found["DeepseekV3ForCausalLM"][5] == "yes", "GGUF"
     assert found["CohereForCausalLM"][5] == "no", "GGUF"
 

@@ -13,8 +13,10 @@ class TransformersArchitecture:
     model_type: str
     tensor_parallel: bool = True
     """True if transformers has a plan by which ranks share the model."""
-    gpu: Literal["untested", "graphs", "eager"] = "untested"
-    """The way its text was compared on a GPU: in CUDA graphs, or with `--enforce-eager`, which it needs."""
+    gpu: Literal["graphs", "eager"] = "graphs"
+    """The way its text was compared on a GPU: in CUDA graphs, or with `--enforce-eager`, which it needs. Graphs of
+    models with experts are of bf16 passes: transformers computes their fp32 products in a loop on the host.
+    """
 
 
 THROUGH_TRANSFORMERS: dict[str, TransformersArchitecture] = {
@@ -26,7 +28,7 @@ THROUGH_TRANSFORMERS: dict[str, TransformersArchitecture] = {
     "BloomForCausalLM": TransformersArchitecture("bloom", tensor_parallel=False),
     "CodeGenForCausalLM": TransformersArchitecture("codegen", tensor_parallel=False),
     "CohereForCausalLM": TransformersArchitecture("cohere"),
-    "Cohere2ForCausalLM": TransformersArchitecture("cohere2", gpu="graphs"),
+    "Cohere2ForCausalLM": TransformersArchitecture("cohere2"),
     "Cohere2MoeForCausalLM": TransformersArchitecture("cohere2_moe"),
     "CTRLLMHeadModel": TransformersArchitecture("ctrl", tensor_parallel=False),
     "CwmForCausalLM": TransformersArchitecture("cwm"),
@@ -36,13 +38,13 @@ THROUGH_TRANSFORMERS: dict[str, TransformersArchitecture] = {
     "Ernie4_5_MoeForCausalLM": TransformersArchitecture("ernie4_5_moe"),
     "Exaone4ForCausalLM": TransformersArchitecture("exaone4"),
     "ExaoneMoeForCausalLM": TransformersArchitecture("exaone_moe"),
-    "FalconForCausalLM": TransformersArchitecture("falcon", tensor_parallel=False),
+    "FalconForCausalLM": TransformersArchitecture("falcon", tensor_parallel=False, gpu="eager"),
     "FlexOlmoForCausalLM": TransformersArchitecture("flex_olmo"),
     "GemmaForCausalLM": TransformersArchitecture("gemma"),
     "GlmForCausalLM": TransformersArchitecture("glm"),
-    "Glm4ForCausalLM": TransformersArchitecture("glm4", gpu="graphs"),
+    "Glm4ForCausalLM": TransformersArchitecture("glm4"),
     "Glm4MoeForCausalLM": TransformersArchitecture("glm4_moe"),
-    "GPT2LMHeadModel": TransformersArchitecture("gpt2", tensor_parallel=False, gpu="graphs"),
+    "GPT2LMHeadModel": TransformersArchitecture("gpt2", tensor_parallel=False),
     "GPTBigCodeForCausalLM": TransformersArchitecture("gpt_bigcode", tensor_parallel=False),
     "GPTJForCausalLM": TransformersArchitecture("gptj", tensor_parallel=False),
     "GPTNeoForCausalLM": TransformersArchitecture("gpt_neo", tensor_parallel=False),
@@ -73,12 +75,12 @@ THROUGH_TRANSFORMERS: dict[str, TransformersArchitecture] = {
     "OPTForCausalLM": TransformersArchitecture("opt", tensor_parallel=False),
     "PersimmonForCausalLM": TransformersArchitecture("persimmon", tensor_parallel=False),
     "PhiForCausalLM": TransformersArchitecture("phi"),
-    "PhimoeForCausalLM": TransformersArchitecture("phimoe"),
-    "Qwen2MoeForCausalLM": TransformersArchitecture("qwen2_moe", gpu="eager"),
+    "PhimoeForCausalLM": TransformersArchitecture("phimoe", gpu="eager"),
+    "Qwen2MoeForCausalLM": TransformersArchitecture("qwen2_moe"),
     "SeedOssForCausalLM": TransformersArchitecture("seed_oss"),
     "SolarOpenForCausalLM": TransformersArchitecture("solar_open"),
     "StableLmForCausalLM": TransformersArchitecture("stablelm", tensor_parallel=False),
-    "Starcoder2ForCausalLM": TransformersArchitecture("starcoder2", gpu="graphs"),
+    "Starcoder2ForCausalLM": TransformersArchitecture("starcoder2"),
     "VaultGemmaForCausalLM": TransformersArchitecture("vaultgemma"),
     "XGLMForCausalLM": TransformersArchitecture("xglm", tensor_parallel=False),
 }

@@ -6,6 +6,7 @@ that no load waits for what is written behind. Digests are made of the device's 
 
 import mmap
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -175,6 +176,8 @@ class CudaHostTier(HostTier):
         self._parts, self._device = parts, parts[0].device
         self._host = torch.from_numpy(self.words.view(np.int64))
         _pin(self._host, self._device)
+        # Otherwise the next engine of this process could get the same addresses, which CUDA would think are locked.
+        weakref.finalize(self, _unpin, self._host, self._device).atexit = False
         self._storing: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch's
         self._loading: Any = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
         self._copies: deque[_Copy] = deque()
@@ -257,6 +260,13 @@ def _pin(tensor: Tensor, device: torch.device) -> None:
             f"kv_host_memory: CUDA cannot page-lock {tensor.nbytes:,} bytes (error {int(result)}): set a smaller one, "
             "or raise the limit of locked memory."
         )
+
+
+def _unpin(tensor: Tensor, device: torch.device) -> None:
+    """Gives page-locked memory back, once no copy uses it."""
+    with torch.cuda.device(device):
+        torch.cuda.synchronize()
+        torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())  # type: ignore[no-untyped-call]  # torch's
 
 
 def make_host_tier(pool: KVPool, num_bytes: int, identity: bytes) -> HostTier | None:
