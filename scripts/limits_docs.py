@@ -286,6 +286,13 @@ SECTIONS: dict[str, Sequence[Limit]] = {
             as_count,
             "400",
         ),
+        constant("sessions in one `POST /kv_prefetch`", "mini_infer_contract.launch:MAX_PREFETCHED", as_count, "400"),
+        constant(
+            "sessions whose return an engine with tiers expects",
+            "mini_infer_engine.core.kv_tiers.returning_sessions:MAX_SESSIONS",
+            as_count,
+            "the oldest is not prefetched",
+        ),
         gateway_flag(
             "prompt tokens that a client pins at a time",
             "--max-pinned-tokens",

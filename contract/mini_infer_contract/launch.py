@@ -47,6 +47,12 @@ of the old one's work.
 """
 KV_SNAPSHOT_PATH = "/kv_snapshot"
 """GET: the sequence number of the last KV event and every cached chain at that moment (see events.Snapshot)."""
+KV_PREFETCH_PATH = "/kv_prefetch"
+"""POST {"request_ids": [...], "ttl_s": 10}: sessions, named by their last requests, whose next request waits at the
+gateway. The engine loads their blocks from lower tiers.
+"""
+MAX_PREFETCHED = 64
+"""Most sessions in one such message."""
 
 REQUEST_ID_HEADER = "x-request-id"
 DRAINING_HEADER = "x-mini-infer-draining"
@@ -69,6 +75,8 @@ QUEUED_MS_HEADER = "x-mini-infer-queued-ms"
 """Gateway to an engine: milliseconds since the request's arrival at the gateway, which its latency targets include."""
 LEASE_HEADER = "x-mini-infer-kv-lease"
 """Gateway to an engine: seconds after the answer's end within which the session's next request is expected."""
+RETURN_HEADER = "x-mini-infer-kv-return"
+"""Gateway to an engine, beside the lease: seconds after the answer's end from which that request is expected."""
 MAX_LEASE_S = 3600.0
 """Longest time for which an engine's pages are evicted late for one request."""
 SLO_UNATTAINABLE_HEADER = "x-mini-infer-slo-unattainable"

@@ -56,6 +56,7 @@ from mini_infer_gateway.pipeline.continuation.retention import BodyRetention
 from mini_infer_gateway.pipeline.errors import INTERNAL_ERROR
 from mini_infer_gateway.pipeline.generate import Generate
 from mini_infer_gateway.pipeline.observer import Observers
+from mini_infer_gateway.pipeline.prefetches import Prefetches
 from mini_infer_gateway.pipeline.responses.replicas import Replicas
 from mini_infer_gateway.pipeline.responses.service import Responses
 from mini_infer_gateway.pipeline.retries import RetryBudget
@@ -175,6 +176,7 @@ class Gateway:
             self.fleet, self.router, self.ledger, self.backlog, self.upstream, self.canary_figures, self._clock
         )
         observers = (self.service_loads, self.canary_figures, *((request_log,) if self.console else ()))
+        self.prefetches = Prefetches(self.upstream, self.metrics.prefetched, self._clock)
         serving = Serving(
             settings=settings,
             clock=self._clock,
@@ -190,6 +192,7 @@ class Gateway:
             retention=BodyRetention(self.bodies, self.metrics, self._clock),
             retry_budget=RetryBudget(refilled_s=self._clock()),
             pins=PinBudget(settings.max_pinned_tokens),
+            prefetches=self.prefetches,
             observer=Observers(*observers),
             may_pin=self.console.may_pin if self.console else lambda scope: False,
         )
@@ -293,6 +296,7 @@ class Gateway:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.responses.service.close()
         await self._copies.close()
+        await self.prefetches.close()
         await self.fleet.close()
         await self.tokenizers.close()
         self.upstream.close()

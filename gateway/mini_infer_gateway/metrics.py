@@ -135,6 +135,12 @@ class Metrics:
             [names.LABEL_MODEL, names.LABEL_TIER],
             registry=registry,
         )
+        self._prefetches = Counter(
+            names.GATEWAY_PREFETCHES,
+            "Sessions whose engine was asked to load their blocks.",
+            [names.LABEL_OUTCOME],
+            registry=registry,
+        )
         self._return_gap = Histogram(
             names.GATEWAY_RETURN_GAP,
             "From the end of an answer to its session's next request.",
@@ -279,6 +285,10 @@ class Metrics:
     def returned(self, after: str, seconds: float) -> None:
         """Records a session that returns, by what its last answer was: tool_call or text."""
         self._child(self._return_gap, after).observe(seconds)
+
+    def prefetched(self, outcome: str, sessions: int) -> None:
+        """Counts sessions that were announced to their engine, or could not be: sent, failed or dropped."""
+        self._child(self._prefetches, outcome).inc(sessions)
 
     def retried(self, reason: str) -> None:
         """Counts a request that goes to another endpoint."""

@@ -73,6 +73,8 @@ class World:
     num_searches: int = 0
     num_refused: int = 0
     """Requests that were refused for their latency targets."""
+    has_leases: bool = False
+    """True if requests have leases: a prefix that sessions share may be evicted while one of them still has its own."""
 
     @property
     def window(self) -> int | None:
@@ -226,7 +228,8 @@ class World:
         pool = scheduler.kv_cache.pool
         uses = [0] * pool.num_pages
         placed = [*scheduler.running, *scheduler.receiving]
-        for sequence in placed:
+        prefetched = engine._tiers._prefetches._loading if isinstance(engine._tiers, KVTiers) else ()
+        for sequence in [*placed, *prefetched]:
             for page in chained(*sequence.page_tables):
                 if page != self.runner.num_pages:
                     uses[page] += 1
@@ -286,7 +289,8 @@ class World:
             assert isinstance(event, BlockStored | BlockRemoved)
             known = self.known[event.medium]
             if isinstance(event, BlockStored):
-                is_of_device = event.medium == MEDIUM_GPU  # a lower tier may have a page and not those before it
+                # A lower tier may have a page and not those before it.
+                is_of_device = event.medium == MEDIUM_GPU and not self.has_leases
                 assert not is_of_device or event.parent_block_hash is None or event.parent_block_hash in known
                 assert not known.intersection(event.block_hashes)
                 known.update(event.block_hashes)
@@ -296,8 +300,11 @@ class World:
         seen: dict[str | None, set[object]] = defaultdict(set)
         for chain in self.engine.snapshot():
             parent, known = chain.parent_block_hash, self.known[chain.medium]
-            assert parent is None or parent in seen[chain.medium] or parent not in known, "a child before its parent"
-            assert chain.medium != MEDIUM_GPU or parent is None or parent in known, "a child without its parent"
+            if chain.medium != MEDIUM_GPU or not self.has_leases:
+                assert parent is None or parent in seen[chain.medium] or parent not in known, (
+                    "a child before its parent"
+                )
+                assert chain.medium != MEDIUM_GPU or parent is None or parent in known, "a child without its parent"
             assert len(chain.token_ids) == chain.block_size * len(chain.block_hashes)
             seen[chain.medium].update(chain.block_hashes)
         assert seen == {medium: hashes for medium, hashes in self.known.items() if hashes}

@@ -67,6 +67,9 @@ class FakeEngine:
         self.cache = FakeCache(capacity)
         self.tokens: dict[bytes, list[int]] = {}
         self.publishes, self.serves_assets, self.serves_snapshot = events, assets, True
+        self.prefetches: list[dict[str, Any]] = []
+        """The bodies of POST /kv_prefetch."""
+        self.prefetch_status = 204
         self.tokenizes, self.tokenized = True, 0
         """Whether it answers /tokenize, and how often it was asked."""
         self.no_assets = b""
@@ -127,6 +130,7 @@ class FakeEngine:
         app.router.add_get("/openapi.json", self._tokenizer_info)
         app.router.add_get("/prompt_assets", self._assets)
         app.router.add_get("/kv_snapshot", self._snapshot)
+        app.router.add_post("/kv_prefetch", self._prefetch)
         if self.is_ready is not None:
             app.router.add_get("/readyz", self._ready)
         self.runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
@@ -301,6 +305,11 @@ class FakeEngine:
             return web.Response(status=404, body=self.no_assets, content_type="application/json")
         assets = self.assets
         return web.json_response({"revision": assets.revision, "files": assets.files})
+
+    async def _prefetch(self, request: web.Request) -> web.Response:
+        assert request.headers["x-mini-infer-peer"]
+        self.prefetches.append(await request.json())
+        return web.Response(status=self.prefetch_status)
 
     async def _snapshot(self, request: web.Request) -> web.Response:
         if not self.serves_snapshot:

@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from mini_infer_contract.launch import DRAIN_PATH, KV_SNAPSHOT_PATH, ROLE_PATH
+from mini_infer_contract.launch import DRAIN_PATH, KV_PREFETCH_PATH, KV_SNAPSHOT_PATH, ROLE_PATH
 from mini_infer_contract.peer_auth import PEER_HEADER, PeerSecret
 from mini_infer_web.api_errors import ApiError
 from mini_infer_web.api_keys import ApiKeys
@@ -19,6 +19,7 @@ _ACTIONS = {
     DRAIN_PATH: ("POST /drain", "drain"),
     ROLE_PATH: ("POST /role", "role"),
     KV_SNAPSHOT_PATH: ("GET /kv_snapshot", "kv_snapshot"),
+    KV_PREFETCH_PATH: ("POST /kv_prefetch", "kv_prefetch"),
 }
 """The guarded action of each path, and the beginning of the code of its refusal."""
 
@@ -32,7 +33,7 @@ class AdminGuard:
     """API keys of clients; they have been checked already, but for /drain, which needs none."""
     events_are_open: bool = False
     """True if the event ports accept any peer: then the snapshot, which has the same content, is readable from
-    anywhere.
+    anywhere, and gateways that follow these events may announce requests.
     """
 
     def proves_membership(self, headers: Mapping[str, str]) -> bool:
@@ -54,7 +55,7 @@ class AdminGuard:
             return ApiError(403, message, code="peer_header_missing")
         if self.keys and (path != DRAIN_PATH or self.keys.grant(raw_headers) is not None):
             return None
-        if path == KV_SNAPSHOT_PATH and self.events_are_open:
+        if path in (KV_SNAPSHOT_PATH, KV_PREFETCH_PATH) and self.events_are_open:
             return None
         if peer is not None and _is_loopback(peer) and _is_address(headers.get("host", "")):
             return None

@@ -31,6 +31,7 @@ from mini_infer_engine.api.dialects.pooling.score import SCORE_PATHS, ScoreDiale
 from mini_infer_engine.api.generate import GenerationResponse
 from mini_infer_engine.api.http import RequestIds, install_error_handlers, json_response
 from mini_infer_engine.api.key_check import KeyCheck
+from mini_infer_engine.api.kv_prefetch import announced_sessions
 from mini_infer_engine.api.openapi.document import document
 from mini_infer_engine.api.render import render_chat, render_completion
 from mini_infer_engine.api.responses import ServiceResponse, WebSocketResponses, responses_service
@@ -142,6 +143,10 @@ def _add_admin_routes(app: FastAPI, state: ApiServerState, guard: AdminGuard | N
         guarded(request)
         return await _kv_snapshot(state)
 
+    async def prefetch(request: Request) -> Response:
+        guarded(request)
+        return await _prefetch(state, request)
+
     for path, method, handler in (
         (launch.HEALTH_PATH, "GET", lambda request: _health(state)),
         (launch.READY_PATH, "GET", lambda request: _ready(state)),
@@ -151,6 +156,7 @@ def _add_admin_routes(app: FastAPI, state: ApiServerState, guard: AdminGuard | N
         (launch.ROLE_PATH, "POST", switch_role),
         (launch.ROLE_PATH, "GET", lambda request: _role(state)),
         (launch.KV_SNAPSHOT_PATH, "GET", kv_snapshot),
+        (launch.KV_PREFETCH_PATH, "POST", prefetch),
     ):
         _route(app, path, [method], handler)
 
@@ -308,6 +314,14 @@ async def _prompt_assets(state: ApiServerState, request: Request) -> Response:
     if etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers={"etag": etag})
     return json_response(assets, headers={"etag": etag})
+
+
+async def _prefetch(state: ApiServerState, request: Request) -> Response:
+    announced = announced_sessions(read_json_object(await state.read_json(request)))
+    if state.core.model is None:
+        raise ApiError(503, "the model is still loading", code="loading")
+    state.core.prefetch(announced.request_ids, announced.ttl_s)
+    return Response(status_code=204)
 
 
 async def _kv_snapshot(state: ApiServerState) -> Response:

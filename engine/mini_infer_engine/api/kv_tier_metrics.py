@@ -10,6 +10,9 @@ from mini_infer_engine.core.kv_tiers.stats import KVTierStats
 _COUNTERS = (
     (names.ENGINE_KV_TIER_HIT_TOKENS, "Tokens that came from a tier.", "hit_tokens"),
     (names.ENGINE_KV_TIER_DECLINED_TOKENS, "Tokens computed though a tier had them.", "declined_tokens"),
+    (names.ENGINE_KV_TIER_PREFETCHED_TOKENS, "Tokens loaded before a prompt needed them.", "prefetched_tokens"),
+    (names.ENGINE_KV_TIER_PREFETCH_USED_TOKENS, "Prefetched tokens that a prompt has hit.", "prefetch_used_tokens"),
+    (names.ENGINE_KV_TIER_PREFETCH_WASTED_TOKENS, "Prefetched tokens that none has hit.", "prefetch_wasted_tokens"),
     (names.ENGINE_KV_TIER_MISMATCHES, "Pages that came back with a wrong digest.", "mismatches"),
     (names.ENGINE_KV_TIER_ERRORS, "Copies that failed.", "errors"),
 )

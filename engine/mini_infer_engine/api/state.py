@@ -20,6 +20,7 @@ from mini_infer_engine.api.dialects.base import GenerationSpec
 from mini_infer_engine.api.generation import Generation
 from mini_infer_engine.api.http import client_of, read_json
 from mini_infer_engine.api.ignored_fields import IgnoredFields
+from mini_infer_engine.api.kv_lease import NO_LEASE, KVLease
 from mini_infer_engine.api.kv_source import retains_kv
 from mini_infer_engine.api.metrics import ServerMetrics
 from mini_infer_engine.config.options.server_options import ServerOptions
@@ -65,6 +66,9 @@ class Core(Protocol):
 
     def switch_role(self, role: Role) -> None:
         """Switches the engine to another role."""
+
+    def prefetch(self, request_ids: Sequence[str], ttl_s: float) -> None:
+        """Loads the blocks of sessions that return within `ttl_s` seconds, named by their last requests' ids."""
 
 
 @dataclass(slots=True)
@@ -182,10 +186,10 @@ class ApiServerState:
         source: KVSource | None = None,
         targets: LatencyTargets = NO_TARGETS,
         images: Sequence[list[ImageInput]] = (),
-        lease: tuple[float, bool] = (0.0, False),
+        lease: KVLease = NO_LEASE,
     ) -> list[Request]:
         """Returns one request for each choice, those of one prompt next to each other; copies differ in seed. `images`
-        are those of each prompt; empty if there are none. `lease` has its seconds, and whether it is pinned.
+        are those of each prompt; empty if there are none.
         """
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         requests: list[Request] = []
@@ -205,8 +209,9 @@ class ApiServerState:
                     priority=spec.priority,
                     targets=targets,
                     cache_salt=spec.cache_salt,
-                    lease_s=lease[0],
-                    pins=lease[1],
+                    lease_s=lease.seconds,
+                    returns_s=lease.returns_s,
+                    pins=lease.is_pinned,
                     noise_seed=(seed + copy) % 2**63,
                     resumed_token_ids=spec.resume_token_ids,
                     beam_search=search,

@@ -29,7 +29,7 @@ from mini_infer_engine.core.guarded_connector import FAULT, GuardedConnector
 from mini_infer_engine.core.hybrid_kv_cache_manager import make_kv_cache_manager
 from mini_infer_engine.core.images import NO_IMAGES, PromptImages, images_fault
 from mini_infer_engine.core.kv_tiers.tier_memory import DiskMemory
-from mini_infer_engine.core.kv_tiers.tiers import make_kv_tiers
+from mini_infer_engine.core.kv_tiers.tiers import DISK, HOST, make_kv_tiers
 from mini_infer_engine.core.kv_transfer import KVConnector, LayerProgress, NotReceived, Received
 from mini_infer_engine.core.output_processor import OutputProcessor
 from mini_infer_engine.core.prefill_rate import PrefillRate
@@ -331,7 +331,9 @@ class Engine:
             self._stats.count_admissions(planned, time.monotonic())
             if self._tiers.is_present:
                 for sequence in planned.admitted:
-                    sequence.cached_tokens = CachedTokens(device=sequence.num_cached or 0)
+                    prefetched = self._tiers.used(sequence)
+                    num_device = (sequence.num_cached or 0) - sum(prefetched.values())
+                    sequence.cached_tokens = CachedTokens(device=num_device, **prefetched)
         for sequence in planned.receiving:
             self._transfers.receive(sequence)
         for sequence, match in planned.loading:
@@ -398,13 +400,28 @@ class Engine:
         self._take_loaded()
         return self._tiers.write_behind(is_idle=True) or self._tiers.are_copying
 
+    @property
+    def next_due_s(self) -> float:
+        """Monotonic time at which `write_behind` has something to do, though no request comes; infinite if never."""
+        return self._tiers.next_due_s
+
+    def prefetch(self, request_ids: Iterable[str], ttl_s: float) -> None:
+        """Begins to load the blocks of sessions that return within `ttl_s` seconds from lower tiers. They are named by
+        the ids of their last requests, as clients have them; unknown ones are ignored.
+        """
+        self._take_loaded()
+        self._tiers.prefetch(list(request_ids), ttl_s)
+
     def _take_loaded(self) -> None:
         """Runs sequences whose blocks have come from a lower tier."""
-        for loaded in self._tiers.take(self._rate.tokens_per_s):
+        for loaded in self._tiers.take(self._rate.tokens_per_s, time.monotonic()):
             sequence = loaded.sequence
             self.scheduler.loaded(sequence, loaded.num_tokens)
-            if loaded.is_first:
-                sequence.cached_tokens = CachedTokens(device=sequence.num_cached or 0, **loaded.tokens_by_tier)
+            if loaded.is_first and (before := sequence.cached_tokens) is not None:
+                by_tier = loaded.tokens_by_tier
+                sequence.cached_tokens = msgspec.structs.replace(
+                    before, host=before.host + by_tier.get(HOST, 0), disk=before.disk + by_tier.get(DISK, 0)
+                )
                 sequence.num_cached = loaded.num_tokens
                 self._stats.cached_prompt_tokens += sum(loaded.tokens_by_tier.values())
 
@@ -624,8 +641,8 @@ class Engine:
         """Empties the prefix cache. Returns False, and changes nothing, while there is work."""
         if self.has_work:
             return False
+        self._tiers.clear()  # first, as prefetches share pages of the prefix cache
         self.scheduler.kv_cache.reset_prefix_cache()
-        self._tiers.clear()
         return True
 
     def take_events(self) -> list[KVEvent]:

@@ -10,7 +10,7 @@ Time is passed in.
 
 from bisect import insort
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from math import inf
 
@@ -124,6 +124,11 @@ class EvictionOrder:
         """True if some pages have leases, or are those of a session that will not return."""
         return bool(self._lease_of or self._marked_done)
 
+    def num_before(self, until_s: float) -> int:
+        """Returns the number of pages that are reused before any whose lease ends by `until_s` or is pinned."""
+        later = (len(one.unused) for one in self._leases if one.until_s > until_s and not one.is_pinned)
+        return len(self._done) + len(self._plain) + sum(later)
+
     @property
     def num_pinned(self) -> int:
         """Number of pages whose lease is pinned."""
@@ -153,6 +158,23 @@ class EvictionOrder:
     def mark_done(self, pages: Iterable[int]) -> None:
         """Has pages without a lease reused first once they have no user, in the order in which they lose it."""
         self._marked_done.update(page for page in pages if page not in self._lease_of)
+
+    def give_up(self, pages: Sequence[int], *, ends_lease: bool) -> None:
+        """Has pages of a session, which end its prefix last, reused first, those without a user from now on. Pages with
+        a lease stay; with `ends_lease`, the lease of the last page ends: other sessions that share pages keep theirs.
+        """
+        own = self._lease_of.get(pages[-1]) if ends_lease and pages else None
+        for page in reversed(pages):
+            if (lease := self._lease_of.get(page)) is not None and lease is not own:
+                continue
+            is_unused = page in self
+            if is_unused:
+                del self[page]
+            else:
+                self.forget(page)
+            self._marked_done.add(page)
+            if is_unused:
+                self[page] = None
 
     def forget(self, page: int) -> None:
         """Forgets the lease of a used page whose contents are not wanted any more."""

@@ -128,6 +128,19 @@ class PageAllocator:
                 del self._cached[page]
             references[page] += 1
 
+    def retain_all(self, pages: Sequence[int]) -> None:
+        """Adds a user to each page whose lease stays, unlike that of a page that `acquire` gives to a session that has
+        returned.
+        """
+        for page in pages:
+            if not self.references[page]:
+                self._cached.suspend(page)
+            self.references[page] += 1
+
+    def num_reusable(self, until_s: float) -> int:
+        """Returns the number of pages that `allocate` returns before any whose lease ends by `until_s` or is pinned."""
+        return len(self._blank) + self._cached.num_before(until_s)
+
     def release(self, page: int) -> None:
         """Removes a user. After the last one the page stays cached if its contents are wanted, or becomes blank."""
         self.release_all((page,))
@@ -159,6 +172,12 @@ class PageAllocator:
             return
         fits = is_pinned and self._cached.num_pinned + len(pages) <= MOST_PINNED * self.num_pages
         self._cached.lease(pages, self._cached.now_s + seconds, is_pinned=fits)
+
+    def give_up(self, pages: Sequence[int], *, ends_lease: bool = True) -> None:
+        """Has the cached pages of a session that will not return, in the order of its prefix, reused first. With
+        `ends_lease` its lease ends, otherwise pages with a lease stay.
+        """
+        self._cached.give_up(pages, ends_lease=ends_lease)
 
     def pin(self, pages: Sequence[int]) -> None:
         """Adds a transfer to or from another engine as a user of each of these pages."""

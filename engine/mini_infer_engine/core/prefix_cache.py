@@ -152,6 +152,10 @@ class PrefixCache:
             block.pages.append(page)
             self._in_page[page].append(block)
 
+    def pages_of(self, keys: Items[bytes]) -> list[int]:
+        """Returns the pages of those of these blocks that are cached."""
+        return [self._blocks[key].pages[0] for key in keys if key in self._blocks]
+
     def knows(self, page: int) -> bool:
         """Returns True if blocks of the page can be hit."""
         return bool(self._in_page[page])

@@ -181,6 +181,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """Seconds after its end for which its pages are evicted late, because its session is expected to return; 0 for as
     any others, less if it will not return, so that they are evicted first.
     """
+    returns_s: float = 0.0
+    """Seconds after its end from which its session is expected to return: then its blocks are loaded from lower tiers.
+    0 if that is not known.
+    """
     pins: bool = False
     """True if its pages are evicted after those of all leases that are not pinned."""
     noise_seed: int = msgspec.field(default_factory=lambda: secrets.randbits(63))

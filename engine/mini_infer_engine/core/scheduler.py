@@ -140,6 +140,7 @@ class Scheduler:
         sequence.state = why
         if why is State.FINISHED and sequence.request.lease_s:
             self.kv_cache.lease(sequence)
+            self.tiers.ended(sequence)
         if why is State.FINISHED and self.policy.has_targets:
             self.policy.finished(sequence)
         if not sequence.in_flight:
@@ -247,6 +248,7 @@ class Scheduler:
         self._plan_prefills(plan)
         self._hash_ahead()
         self._plan_admissions(plan)
+        self.tiers.read_ahead(self.waiting, len(self.running))
         step = plan.step
         self._speculation.plan(step.batch, step.sequences, self.kv_cache)
         if step.batch.rows:

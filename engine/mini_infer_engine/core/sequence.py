@@ -145,6 +145,8 @@ class Sequence:
     """Tokens whose keys and values came from another engine."""
     kept_out_s: float | None = None
     """Time since which pages that only transfers use have kept it waiting."""
+    next_read_ahead_s: float = 0.0
+    """Time before which its blocks of lower tiers are not looked up again while it waits."""
     forked_pages: list[int] = field(default_factory=list)
     """In each KV group, another sequence's page whose tokens up to `num_computed` it shares. They are copied before its
     next chunk.

@@ -134,6 +134,7 @@ class CoreLoop:
             wait_s = min(_PARENT_CHECK_S, self._publisher.load_wait_s(time.time()), self._publisher.replay_wait_s())
             if self._writes_behind:
                 wait_s = min(wait_s, _WRITE_BEHIND_S)
+            wait_s = min(wait_s, self._engine.next_due_s - time.monotonic())
             is_idle = not self._poller.poll(max(1, int(wait_s * 1000)))
         self._heap.trim_if_due(time.monotonic(), is_idle=is_idle)
         if self._transfer is not None:
@@ -178,6 +179,8 @@ class CoreLoop:
                 self._publisher.publish_events(self._engine.take_events(), time.time())
                 snapshot = Snapshot(self._publisher.last_sequence, self._engine.snapshot())
                 send(self._router, self._api_server, messages.SnapshotReply(ticket, encode_event(snapshot)))
+            case messages.Prefetch(request_ids, ttl_s):
+                self._engine.prefetch(request_ids, ttl_s)
             case messages.SwitchRole(role):
                 self._role = role
                 if self._transfer is not None:

@@ -47,6 +47,15 @@ class SnapshotRequest(msgspec.Struct, frozen=True, tag=True):
     ticket: int
 
 
+class Prefetch(msgspec.Struct, frozen=True, tag=True):
+    """Loads the blocks of sessions from lower tiers, as their next requests are expected."""
+
+    request_ids: list[str]
+    """Ids of the sessions' last requests, as clients have them. Unknown ones are ignored."""
+    ttl_s: float
+    """Seconds within which they are expected."""
+
+
 class SwitchRole(msgspec.Struct, frozen=True, tag=True):
     """Changes the engine's role (launch.Role). Requests that are running finish as they have begun."""
 
@@ -140,7 +149,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-ApiServerMessage = Add | Abort | SnapshotRequest | SwitchRole | Stop | Hello
+ApiServerMessage = Add | Abort | SnapshotRequest | Prefetch | SwitchRole | Stop | Hello
 CoreMessage = Ready | StepOutputs | SnapshotReply | Published | Failed
 
 encode = msgspec.msgpack.Encoder().encode

@@ -8,8 +8,9 @@ import dataclasses
 import logging
 import time
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from mini_infer_contract.events import BlockStored, KVEvent, LoadReport
@@ -90,6 +91,12 @@ class PoolingEngine:
         if request_id in self._ids:
             self._ids.remove(request_id)
             self._waiting = [one for one in self._waiting if one.request.request_id != request_id]
+
+    next_due_s = inf
+    """Nothing is due: no blocks are cached."""
+
+    def prefetch(self, request_ids: Iterable[str], ttl_s: float) -> None:
+        """Does nothing: no blocks are cached."""
 
     def write_behind(self) -> bool:
         """Returns False: there is no cache whose blocks could be copied to lower tiers."""

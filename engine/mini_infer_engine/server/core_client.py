@@ -95,6 +95,10 @@ class CoreClient:
         """Sends the engine's new role."""
         self._send(messages.SwitchRole(role))
 
+    def prefetch(self, request_ids: Sequence[str], ttl_s: float) -> None:
+        """Sends the ids of requests whose sessions return within `ttl_s` seconds."""
+        self._send(messages.Prefetch(list(request_ids), ttl_s))
+
     def stop(self) -> None:
         """Sends `Stop` to the core."""
         self._send(messages.Stop())

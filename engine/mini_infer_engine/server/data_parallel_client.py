@@ -116,6 +116,11 @@ class DataParallelClient:
         sequence = self._publisher.last_sequence
         return merge_snapshots(sequence, await asyncio.gather(*(line.snapshot() for line in self._lines)))
 
+    def prefetch(self, request_ids: Sequence[str], ttl_s: float) -> None:
+        """Sends the ids of sessions that return to all engines: each knows its own."""
+        for line in self._lines:
+            line.prefetch(request_ids, ttl_s)
+
     def switch_role(self, role: Role) -> None:
         """Sends the new role to all engines."""
         for line in self._lines:

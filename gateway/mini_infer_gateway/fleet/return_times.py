@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import log2
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mini_infer_contract.launch import MAX_LEASE_S
 
@@ -31,9 +31,34 @@ QUANTILE = 0.9
 """Share of returns that are to come within a lease. Later ones find what LRU has left; with longer leases, more is
 retained for sessions that have ended (benchmarks/kv_leases.py).
 """
+EARLY_QUANTILE = 0.1
+"""Share of returns that come before one is said to near: their blocks are loaded when they are admitted."""
 MEMORY = 0.995
 """Factor by which each observation lessens the weight of those before it."""
 _FIRST_S, _PER_OCTAVE, _BUCKETS = 0.25, 4, 56
+
+
+class Expected(NamedTuple):
+    """The time of a session's next request, in seconds after the answer."""
+
+    lease_s: float = 0.0
+    """Seconds within which it is expected; 0 if it is not."""
+    returns_s: float = 0.0
+    """Seconds before which it is not expected; 0 if it may come at once."""
+
+
+NOT_EXPECTED = Expected()
+
+
+class Return(NamedTuple):
+    """A request that continues a session."""
+
+    gap_s: float
+    """Seconds since the session's last answer ended."""
+    request_id: str
+    """Id of the request that it continues, as its engine has it."""
+    endpoint: str
+    """The engine that answered it."""
 
 
 class _Gaps:
@@ -51,15 +76,22 @@ class _Gaps:
         self._counts[min(step, _BUCKETS - 1)] += 1.0
         self.total = MEMORY * self.total + 1.0
 
-    def quantile(self) -> float:
-        """Returns the upper end of the step in which the quantile is."""
+    def return_times(self) -> "Expected":
+        """Returns the lower end of the step with the early quantile, and the upper end of that with the late one."""
+        return Expected(self._end_s(self._step(QUANTILE)), self._end_s(self._step(EARLY_QUANTILE) - 1))
+
+    def _step(self, share: float) -> int:
         below = 0.0
         for step, count in enumerate(self._counts):
             below += count
-            if below >= QUANTILE * self.total:
-                end_s: float = _FIRST_S * 2.0 ** (step / _PER_OCTAVE)
-                return min(MAX_LEASE_S, end_s)
-        return 0.0
+            if below >= share * self.total:
+                return step
+        return _BUCKETS - 1
+
+    @staticmethod
+    def _end_s(step: int) -> float:
+        end_s: float = _FIRST_S * 2.0 ** (step / _PER_OCTAVE)
+        return 0.0 if step < 0 else min(MAX_LEASE_S, end_s)
 
 
 @dataclass(slots=True)
@@ -88,15 +120,15 @@ class _Client:
     def kind(self, kind: RequestKind) -> _Kind:
         return self.kinds.setdefault(kind, _Kind())
 
-    def lease_s(self, kind: RequestKind) -> float | None:
-        """Returns the seconds within which sessions return; 0 if they mostly do not, None if too little is known."""
+    def expected(self, kind: RequestKind) -> Expected | None:
+        """Returns when sessions return; None if too little is known."""
         seen = self.kinds.get(kind)
         if seen is None or seen.returned + seen.lost < LEAST_RETURNS:
             return None
         if seen.returned < LEAST_SHARE * (seen.returned + seen.lost):
-            return 0.0
+            return NOT_EXPECTED
         is_tool_call = 2 * seen.tool_calls >= seen.returned
-        return (self.after_tool_call if is_tool_call else self.after_text).quantile()
+        return (self.after_tool_call if is_tool_call else self.after_text).return_times()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +136,8 @@ class _Ended:
     at_s: float
     client: str
     kind: RequestKind
+    request_id: str
+    endpoint: str
 
 
 class ReturnTimes:
@@ -115,8 +149,8 @@ class ReturnTimes:
         self._clients: OrderedDict[str, _Client] = OrderedDict()
         self._all = _Client()
 
-    def arrived(self, keys: Sequence[bytes], *, is_result: bool, now_s: float) -> float | None:
-        """Records a request. Returns the seconds since its session's last answer ended; None for a new session."""
+    def arrived(self, keys: Sequence[bytes], *, is_result: bool, now_s: float) -> Return | None:
+        """Records a request. Returns the request that it continues; None for a new session."""
         if not self._waiting:
             return None
         for key in reversed(keys[-SEARCHED_BLOCKS:]):
@@ -126,17 +160,25 @@ class ReturnTimes:
                 for client in (self._client(ended.client), self._all):
                     (client.after_tool_call if is_result else client.after_text).add(gap_s)
                     client.kind(ended.kind).add(returned=True, was_tool_call=is_result)
-                return gap_s
+                return Return(gap_s, ended.request_id, ended.endpoint)
         return None
 
-    def ended(self, keys: Sequence[bytes], client: str, kind: RequestKind, now_s: float) -> None:
-        """Records that a request with this prompt was answered."""
+    def ended(
+        self,
+        keys: Sequence[bytes],
+        client: str,
+        kind: RequestKind,
+        now_s: float,
+        request_id: str = "",
+        endpoint: str = "",
+    ) -> None:
+        """Records that a request with this prompt was answered, by an engine that knows it by `request_id`."""
         if len(keys) < 2:
             return
         # The last block may hold the beginning of an answer as the template writes it, which it need not repeat.
         key = keys[-2]
         self._waiting.pop(key, None)
-        self._waiting[key] = _Ended(now_s, client, kind)
+        self._waiting[key] = _Ended(now_s, client, kind, request_id, endpoint)
         oldest = next(iter(self._waiting.values()))
         while oldest.at_s < now_s - HORIZON_S or len(self._waiting) > MAX_SESSIONS:
             self._waiting.popitem(last=False)
@@ -144,11 +186,20 @@ class ReturnTimes:
                 one.kind(oldest.kind).add(returned=False)
             oldest = next(iter(self._waiting.values()))
 
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """Forgets the session that a prompt continues: its client says that it does not return."""
+        for key in reversed(keys[-SEARCHED_BLOCKS:]):
+            if self._waiting.pop(key, None) is not None:
+                return
+
+    def expected(self, client: str, kind: RequestKind) -> Expected:
+        """Returns when the session of a request is expected to return."""
+        own = self._clients[client].expected(kind) if client in self._clients else None
+        return (self._all.expected(kind) if own is None else own) or NOT_EXPECTED
+
     def lease_s(self, client: str, kind: RequestKind) -> float:
         """Returns the seconds after the answer's end within which the session is expected; 0 if it is not."""
-        own = self._clients[client].lease_s(kind) if client in self._clients else None
-        found = self._all.lease_s(kind) if own is None else own
-        return found or 0.0
+        return self.expected(client, kind).lease_s
 
     def _client(self, name: str) -> _Client:
         client = self._clients.pop(name, None) or _Client()

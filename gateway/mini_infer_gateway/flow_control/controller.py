@@ -114,11 +114,13 @@ class FlowController:
         leave: Callable[[Callable[[Exception], None]], None],
         give_up_s: float = inf,
         first_token_by_s: float = inf,
+        waits: Callable[[Decision, float], None] = lambda decision, wait_s: None,
     ) -> Placement:
         """Waits for an endpoint for this request, and places it there.
 
-        `leave` is called with a function that ends the wait with an error. `give_up_s` is the time at which the client
-        gives up, `first_token_by_s` the time by which it expects a first token. Raises ApiError: 429 if too many
+        `leave` is called with a function that ends the wait with an error. `waits` is called with the decision for
+        which the request begins to wait, and the predicted seconds of its wait. `give_up_s` is the time at which the
+        client gives up, `first_token_by_s` the time by which it expects a first token. Raises ApiError: 429 if too many
         requests wait or the predicted wait is longer than the first token may take, 503 if this one waited too long or
         no endpoint may be chosen.
         """
@@ -138,6 +140,8 @@ class FlowController:
                 self._queue.drop(waiter)
                 raise self._unattainable(waiter, now_s)
             leave(waiter.fail)
+            if waiter.decision is not None:
+                waits(waiter.decision, waiter.predicted_wait_s)
             await self._wait(waiter, now_s)
         if waiter.placement is None:
             raise no_endpoint(request.model)

@@ -515,9 +515,10 @@ class Upstream:
         timeout_s: float,
         limit_bytes: int = FETCH_BYTES,
         reserve: Callable[[int], bool] = lambda more: True,
+        headers: Headers | None = None,
     ) -> tuple[int, bytes]:
         """Sends a POST with a JSON body and returns the whole response. Raises UpstreamError as `fetch` does."""
-        headers = [(b"content-type", b"application/json")]
+        headers = [(b"content-type", b"application/json"), *(headers or [])]
         return await self._whole(url, "POST", path, headers, body, timeout_s, limit_bytes, reserve)
 
     async def _whole(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from mini_infer_gateway.fleet.return_times import RequestKind
+from mini_infer_gateway.fleet.return_times import NOT_EXPECTED, Expected, RequestKind, Return
 from mini_infer_gateway.memory import BodyReservation
 from mini_infer_gateway.metrics import Outcome
 from mini_infer_gateway.paths import EnginePath
@@ -95,8 +95,12 @@ class Call:
     # Filled by `session_lease`.
     session: tuple[Sequence[bytes], str, RequestKind] | None = None
     """The keys of the prompt, its client and its kind, by which the session's next request is recognised."""
-    lease_s: float = 0.0
-    """Seconds after the answer within which the session is expected to return; 0 if it is not."""
+    continues: Return | None = None
+    """The request that it continues; None if it begins a session."""
+    expected: Expected = NOT_EXPECTED
+    """The time at which the session is expected to return."""
+    engines_id: str = ""
+    """The id by which its engine knows it."""
 
     held_s: float = 0.0
     """Seconds for which `place` held it because its model had no engine."""
@@ -156,6 +160,6 @@ class Call:
         self.log_fields.update(model=self.model, status=self.status, outcome=self.outcome.value)
         ended_s = serving.clock()
         if self.session is not None and self.status == 200:
-            serving.returns.ended(*self.session, ended_s)
+            serving.returns.ended(*self.session, ended_s, self.engines_id, self.log_fields.get("endpoint", ""))
         self.trace.ended(self.log_fields, ended_s)
         serving.metrics.answered(self.model, self.status, self.outcome, ended_s - self.arrived_s)

@@ -15,6 +15,7 @@ from mini_infer_gateway.pipeline.clients import Clients
 from mini_infer_gateway.pipeline.continuation.retention import BodyRetention
 from mini_infer_gateway.pipeline.observer import NOBODY, RequestObserver
 from mini_infer_gateway.pipeline.poison_requests import PoisonRequests
+from mini_infer_gateway.pipeline.prefetches import Prefetches
 from mini_infer_gateway.pipeline.retries import RetryBudget
 from mini_infer_gateway.prompts.tokenizers import Tokenizers
 from mini_infer_gateway.routing.router import Router
@@ -41,6 +42,7 @@ class Serving:
     retention: BodyRetention
     retry_budget: RetryBudget
     pins: PinBudget
+    prefetches: Prefetches
     returns: ReturnTimes = field(default_factory=ReturnTimes)
     poison: PoisonRequests = field(default_factory=PoisonRequests)
     observer: RequestObserver = NOBODY

@@ -21,7 +21,7 @@ TOKEN = {PEER_HEADER: SECRET.http_token()}
 ANY = {PEER_HEADER: "1"}
 KEY = {"authorization": "Bearer key"}
 LOCAL, FAR = "127.0.0.1", "10.88.0.7"
-ACTIONS = (("POST", "/drain"), ("POST", "/role"), ("GET", "/kv_snapshot"))
+ACTIONS = (("POST", "/drain"), ("POST", "/role"), ("GET", "/kv_snapshot"), ("POST", "/kv_prefetch"))
 
 
 class Core:
@@ -49,7 +49,7 @@ async def send_request(
     app: Any, method: str, path: str, headers: dict[str, str], client: str, host: str = "127.0.0.1:8000"
 ) -> httpx.Response:
     transport = httpx.ASGITransport(app, client=(client, 1234))
-    body = {"role": "decode"} if path == "/role" else None
+    body = {"/role": {"role": "decode"}, "/kv_prefetch": {"request_ids": ["a"]}}.get(path)
     async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as http:
         return await http.request(method, path, headers=headers, json=body)
 
@@ -107,9 +107,10 @@ async def test_probes_and_drain_count_need_no_authentication(secret: PeerSecret 
     assert (await send_request(app, "GET", path, {}, FAR)).status_code in (200, 503)
 
 
-async def test_the_snapshot_is_readable_from_anywhere_when_the_event_ports_are_open_to_anybody() -> None:
+async def test_the_snapshot_and_prefetches_are_open_to_anybody_when_the_event_ports_are() -> None:
     app = make_app(cast("ApiServerState", FakeApiServer()), None, AdminGuard(events_are_open=True))
     assert (await send_request(app, "GET", "/kv_snapshot", ANY, FAR)).status_code == 503
+    assert (await send_request(app, "POST", "/kv_prefetch", ANY, FAR)).status_code == 503
     assert (await send_request(app, "POST", "/drain", ANY, FAR)).status_code == 403
 
 

@@ -6,35 +6,40 @@ from typing import Any
 import pytest
 
 from mini_infer_engine.api.dialects.kv_hints import KVHints
-from mini_infer_engine.api.kv_lease import DONE_S, PIN_S, kv_lease
+from mini_infer_engine.api.kv_lease import DONE_S, NO_LEASE, PIN_S, KVLease, kv_lease
 from mini_infer_web.api_errors import ApiError
 from tests.engine.server.dry_server import DryServer
 
-HEADER = {"x-mini-infer-kv-lease": "12.5"}
+HEADER, RETURN = {"x-mini-infer-kv-lease": "12.5"}, {"x-mini-infer-kv-return": "4"}
 
 
 @pytest.mark.parametrize(
     ("headers", "hints", "lease"),
     [
-        ({}, None, (0.0, False)),
-        (HEADER, None, (12.5, False)),
-        (HEADER, KVHints(), (12.5, False)),
-        (HEADER, KVHints(ttl_s=3.0), (3.0, False)),
-        (HEADER, KVHints(pin=True), (PIN_S, True)),
-        (HEADER, KVHints(pin=True, ttl_s=3.0), (3.0, True)),
-        (HEADER, KVHints(pin=True, ttl_s=3.0, done=True), (DONE_S, False)),
+        ({}, None, NO_LEASE),
+        (HEADER, None, KVLease(12.5)),
+        (HEADER, KVHints(), KVLease(12.5)),
+        (HEADER, KVHints(ttl_s=3.0), KVLease(3.0)),
+        (HEADER, KVHints(pin=True), KVLease(PIN_S, is_pinned=True)),
+        (HEADER, KVHints(pin=True, ttl_s=3.0), KVLease(3.0, is_pinned=True)),
+        (HEADER, KVHints(pin=True, ttl_s=3.0, done=True), KVLease(DONE_S)),
+        (HEADER | RETURN, None, KVLease(12.5, returns_s=4.0)),
+        (HEADER | RETURN, KVHints(ttl_s=30.0), KVLease(30.0, returns_s=4.0)),
+        (HEADER | RETURN, KVHints(ttl_s=3.0), KVLease(3.0)),  # it would come after the lease's end
+        (RETURN, None, NO_LEASE),
     ],
 )
 def test_the_body_wins_when_body_and_header_state_a_lease(
-    headers: dict[str, str], hints: KVHints | None, lease: tuple[float, bool]
+    headers: dict[str, str], hints: KVHints | None, lease: KVLease
 ) -> None:
     assert kv_lease(headers, hints) == lease
 
 
 @pytest.mark.parametrize("text", ["-1", "3601", "nan", "inf", "soon", ""])
-def test_a_header_is_refused_when_it_is_no_number_of_seconds(text: str) -> None:
-    with pytest.raises(ApiError, match="x-mini-infer-kv-lease"):
-        kv_lease({"x-mini-infer-kv-lease": text}, None)
+@pytest.mark.parametrize("name", ["x-mini-infer-kv-lease", "x-mini-infer-kv-return"])
+def test_a_header_is_refused_when_it_is_no_number_of_seconds(name: str, text: str) -> None:
+    with pytest.raises(ApiError, match=name):
+        kv_lease({name: text}, None)
 
 
 @pytest.fixture(scope="module")

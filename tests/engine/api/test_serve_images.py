@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -64,6 +64,8 @@ class RecordingCore:
         return b""
 
     def switch_role(self, role: Role) -> None: ...
+
+    def prefetch(self, request_ids: Sequence[str], ttl_s: float) -> None: ...
 
 
 class Served:

@@ -63,10 +63,19 @@ TIERED = {
 
 
 class TieredWorld(World):
-    """Most prompts go on with an earlier conversation, and end soon."""
+    """Most prompts go on with an earlier conversation, and end soon. Some conversations are expected to return."""
+
+    def step(self) -> None:
+        if self.draw.random() < 0.2:
+            names = [f"r{self.draw.randrange(self.num_requests + 1)}" for _ in range(3)]
+            self.engine.prefetch(names, self.draw.choice((0.001, 0.1, 60.0)))
+        super().step()
 
     def draw_request(self) -> Request:
         request = super().draw_request()
+        lease_s, returns_s = self.draw.choice(((0.0, 0.0), (-1.0, 0.0), (0.01, 0.001), (60.0, 0.001), (60.0, 30.0)))
+        request = msgspec.structs.replace(request, lease_s=lease_s, returns_s=returns_s)
+        self.has_leases = True
         history = self.draw.choice(self.histories[-8:])
         if len(history) < 16 or self.draw.random() < 0.2:
             return request

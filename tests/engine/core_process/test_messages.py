@@ -10,6 +10,7 @@ FROM_API_SERVER = [
     ),
     messages.Abort(["a", "b"]),
     messages.SnapshotRequest(3),
+    messages.Prefetch(["a", "b"], 10.0),
     messages.Stop(),
     messages.Hello(),
 ]

@@ -3,7 +3,7 @@
 import pytest
 
 from mini_infer_contract.blocks import block_keys
-from mini_infer_gateway.fleet.return_times import HORIZON_S, LEAST_RETURNS, RequestKind, ReturnTimes
+from mini_infer_gateway.fleet.return_times import HORIZON_S, LEAST_RETURNS, RequestKind, Return, ReturnTimes
 from mini_infer_gateway.index.prefix_index import prompt_root
 
 ROOT = prompt_root()
@@ -19,7 +19,7 @@ def loop(returns: ReturnTimes, gap_s: float, *, count: int, client: str = "a", k
     for turn in range(count):
         keys = prompt(session, 100 + 40 * turn)
         found = returns.arrived(keys, is_result=kind == "result", now_s=now_s)
-        assert found == (pytest.approx(gap_s) if turn else None)
+        assert (found and found.gap_s) == (pytest.approx(gap_s) if turn else None)
         returns.ended(keys, client, kind, now_s + 2.0)
         now_s += 2.0 + gap_s
     return now_s
@@ -32,6 +32,21 @@ def test_a_lease_covers_the_gaps_that_were_seen_when_sessions_return(gap_s: floa
     assert gap_s <= returns.lease_s("a", "result") <= max(0.25, 1.5 * gap_s)
     assert returns.lease_s("another", "result") == returns.lease_s("a", "result"), "of all, until it has its own"
     assert returns.lease_s("a", "chat") == 0.0
+
+
+@pytest.mark.parametrize(("gap_s", "earliest_s"), [(0.1, 0.0), (3.0, 2.0), (40.0, 25.0)])
+def test_a_return_nears_before_most_sessions_have_returned(gap_s: float, earliest_s: float) -> None:
+    returns = ReturnTimes()
+    loop(returns, gap_s, count=30)
+    assert earliest_s <= returns.expected("a", "result").returns_s <= gap_s
+
+
+def test_a_session_is_forgotten_when_its_client_says_so() -> None:
+    returns = ReturnTimes()
+    returns.ended(prompt(1, 64), "a", "chat", 0.0)
+    returns.forget(prompt(2, 80))
+    returns.forget(prompt(1, 80))
+    assert returns.arrived(prompt(1, 80), is_result=False, now_s=1.0) is None
 
 
 def test_no_lease_is_given_when_few_returns_were_seen() -> None:
@@ -66,9 +81,9 @@ def test_no_lease_is_given_when_sessions_mostly_do_not_return() -> None:
 
 def test_a_session_is_recognised_once_when_a_prompt_continues_it() -> None:
     returns = ReturnTimes()
-    returns.ended(prompt(1, 64), "a", "chat", 0.0)
+    returns.ended(prompt(1, 64), "a", "chat", 0.0, "r7", "ns/pod")
     assert returns.arrived(prompt(2, 64), is_result=False, now_s=1.0) is None
-    assert returns.arrived(prompt(1, 48), is_result=False, now_s=1.0) == 1.0, "its last block may be another"
+    assert returns.arrived(prompt(1, 48), is_result=False, now_s=1.0) == Return(1.0, "r7", "ns/pod")
     assert returns.arrived(prompt(1, 64), is_result=False, now_s=1.0) is None
     returns.ended(prompt(1, 16), "a", "chat", 0.0)
     assert returns.arrived(prompt(1, 64), is_result=False, now_s=1.0) is None, "a block is not enough"

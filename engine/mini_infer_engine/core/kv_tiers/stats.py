@@ -20,6 +20,12 @@ class TierStats:
     """Prompt tokens that were loaded from this tier instead of being computed."""
     declined_tokens: int = 0
     """Cached tokens that were computed, as that was expected to be faster."""
+    prefetched_tokens: int = 0
+    """Tokens that were loaded before a prompt was scheduled that needs them."""
+    prefetch_used_tokens: int = 0
+    """Prefetched tokens that a prompt has hit."""
+    prefetch_wasted_tokens: int = 0
+    """Prefetched tokens that no prompt has hit in time, or that could not be loaded."""
     loaded_bytes: int = 0
     load_s: float = 0.0
     """Seconds of loads, summed."""

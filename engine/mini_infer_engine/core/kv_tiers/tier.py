@@ -18,6 +18,7 @@ class Tier:
         self.name = name
         self.cost = cost
         self.is_on = True
+        self._prefetched_tokens = self._prefetch_used_tokens = self._prefetch_wasted_tokens = 0
         self._hit_tokens = self._declined_tokens = self._loaded_bytes = self._stored_bytes = 0
         self._load_s = self._store_s = 0.0
         self._mismatches = self._errors = 0
@@ -41,6 +42,18 @@ class Tier:
         """Counts tokens that are computed, though this tier has them."""
         self._declined_tokens += num_tokens
         self.cost.declined()
+
+    def prefetched(self, num_tokens: int) -> None:
+        """Counts tokens whose load begins before a prompt that needs them is scheduled."""
+        self._prefetched_tokens += num_tokens
+
+    def prefetch_used(self, num_tokens: int) -> None:
+        """Counts prefetched tokens that a prompt has hit."""
+        self._prefetch_used_tokens += num_tokens
+
+    def prefetch_wasted(self, num_tokens: int) -> None:
+        """Counts prefetched tokens that no prompt has hit in time, or that could not be loaded."""
+        self._prefetch_wasted_tokens += num_tokens
 
     def mismatch(self) -> None:
         """Counts a page that came back with another digest. The first is logged; the last tolerable one turns the tier
@@ -69,6 +82,9 @@ class Tier:
             blocks=blocks,
             hit_tokens=self._hit_tokens,
             declined_tokens=self._declined_tokens,
+            prefetched_tokens=self._prefetched_tokens,
+            prefetch_used_tokens=self._prefetch_used_tokens,
+            prefetch_wasted_tokens=self._prefetch_wasted_tokens,
             loaded_bytes=self._loaded_bytes,
             load_s=self._load_s,
             stored_bytes=self._stored_bytes,

@@ -5,20 +5,24 @@ in a tier is given pages, and no rows until they have been loaded, if that is fa
 """
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from math import inf
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_contract.events import BlockStored, KVEvent
 from mini_infer_engine.core.kv_tiers.copies import Copies
 from mini_infer_engine.core.kv_tiers.load_choice import CopyCost, pages_to_load
 from mini_infer_engine.core.kv_tiers.loads import Loaded, Loads, TierPage
+from mini_infer_engine.core.kv_tiers.prefetches import MAX_READ_AHEAD, READ_AHEAD_EVERY_S, READ_AHEAD_S, Prefetches
+from mini_infer_engine.core.kv_tiers.returning_sessions import ReturningSessions
 from mini_infer_engine.core.kv_tiers.stats import NO_TIER_STATS, KVTierStats
 from mini_infer_engine.core.kv_tiers.tier import Tier
 from mini_infer_engine.core.kv_tiers.tier_index import DiskIndex, HostIndex
 from mini_infer_engine.core.kv_tiers.tier_memory import DiskMemory, HostMemory
 from mini_infer_engine.core.kv_tiers.write_behind import WriteBehind
 from mini_infer_engine.core.prefix_cache import Hit, NoPrefixCache, PrefixCache
-from mini_infer_engine.core.sequence import Sequence
+from mini_infer_engine.core.sequence import Sequence, State
 
 HOST = "host"
 DISK = "disk"
@@ -69,6 +73,10 @@ class KVTiers:
         tiers = (self._host_tier, self._disk_tier)
         self._write_behind = WriteBehind(cache, self._host, self._disk, tiers, self._copies)
         self._compute_tokens_per_s = compute_tokens_per_s
+        self._pool = cache.pool
+        self._prefetches = Prefetches(cache, self._loads, self._to_prefetch)
+        self._sessions = ReturningSessions()
+        self._now_s, self._num_running = 0.0, 0
 
     # Calls of the scheduler.
 
@@ -77,25 +85,37 @@ class KVTiers:
 
         The last known token is never among theirs: it must be computed for its logits.
         """
-        if sequence.group is not None or not sequence.may_hit or not self._host_tier.is_on:
-            return NO_MATCH
+        found = self._continuation(sequence, hit)
+        if found is None:
+            return TierMatch(is_awaited=True)
+        count = self._num_worth_loading(found)
+        for page in found[count:]:
+            page.tier.declined(self._page_size)
+        return TierMatch(tuple(found[:count]))
+
+    def _continuation(self, sequence: Sequence, hit: Hit) -> list[TierPage] | None:
+        """Returns the pages of lower tiers that continue a prefix; None if the first of them is being loaded."""
         found: list[TierPage] = []
+        if sequence.group is not None or not sequence.may_hit or not self._host_tier.is_on:
+            return found
         for place in range(len(hit.pages), (len(sequence.token_ids) - 1) // self._page_size):
             key = sequence.key((place + 1) * self._blocks_per_page - 1)
             if not found and self._loads.is_loading(key):
-                return TierMatch(is_awaited=True)
+                return None
             page = self._find(key)
             if page is None:
                 break
             found.append(page)
-        if not found:
-            return NO_MATCH
+        return found
+
+    def _num_worth_loading(self, found: Items[TierPage]) -> int:
         costs = {tier.name: tier.cost for tier in (self._host_tier, self._disk_tier)}
         media = [page.tier.name for page in found]
-        count = pages_to_load(media, self._page_size, costs, self._compute_tokens_per_s)
-        for page in found[count:]:
-            page.tier.declined(self._page_size)
-        return TierMatch(tuple(found[:count]))
+        return pages_to_load(media, self._page_size, costs, self._compute_tokens_per_s)
+
+    def _to_prefetch(self, sequence: Sequence, hit: Hit) -> list[TierPage]:
+        found = self._continuation(sequence, hit) or []
+        return found[: self._num_worth_loading(found)]
 
     def _find(self, key: bytes) -> TierPage | None:
         host_page = self._host.page(key)
@@ -112,12 +132,50 @@ class KVTiers:
         """Loads nothing more for a sequence. Its pages stay pinned for as long as they may be written to."""
         self._loads.cancel(sequence)
 
+    def read_ahead(self, waiting: Items[Sequence], num_running: int) -> None:
+        """Begins to load blocks of the first waiting sequences, which this plan could not admit. A page for each
+        running sequence stays free.
+        """
+        self._num_running, now_s = num_running, self._now_s
+        for sequence in waiting[:MAX_READ_AHEAD]:
+            may_load = sequence.state is State.WAITING and sequence.kv_source is None
+            if may_load and now_s >= sequence.next_read_ahead_s:
+                sequence.next_read_ahead_s = now_s + READ_AHEAD_EVERY_S
+                self._prefetches.begin(sequence, now_s + READ_AHEAD_S, num_headroom_pages=num_running)
+
+    def ended(self, sequence: Sequence) -> None:
+        """Remembers the session of a sequence that ends, if it has a lease: its blocks can be prefetched."""
+        self._sessions.ended(sequence, self._now_s)
+
+    # Calls of the engine for single requests.
+
+    def used(self, sequence: Sequence) -> dict[str, int]:
+        """Counts the prefetched blocks that a newly admitted sequence has hit. Returns their tokens by tier."""
+        return self._prefetches.used(sequence, sequence.num_cached or 0)
+
+    def prefetch(self, request_ids: Items[str], ttl_s: float) -> None:
+        """Begins to load the blocks of sessions, named by their last requests' ids as clients have them, that return
+        within `ttl_s` seconds. Unknown ids are ignored.
+        """
+        for name in request_ids:
+            if (sequence := self._sessions.named(name)) is not None:
+                self._begin(sequence, self._now_s + ttl_s)
+
+    def forget_session(self, sequence: Sequence) -> None:
+        """Forgets the session that a sequence continues: it does not return."""
+        self._sessions.forget(sequence)
+
+    def _begin(self, sequence: Sequence, until_s: float) -> None:
+        self._prefetches.begin(sequence, until_s, num_headroom_pages=self._num_running)
+
     # Calls of the engine, once a step.
 
-    def take(self, compute_tokens_per_s: float) -> list[Loaded]:
+    def take(self, compute_tokens_per_s: float, now_s: float) -> list[Loaded]:
         """Takes in the copies that have ended, and returns the sequences whose pages have been loaded. A rate of 0 is
-        none that was measured.
+        none that was measured. Prefetches begin and end by `now_s`.
         """
+        self._now_s = now_s
+        self._pool.advance(now_s)
         self._compute_tokens_per_s = compute_tokens_per_s or self._compute_tokens_per_s
         self._copies.take()
         if (disk := self._copies.disk) is not None:
@@ -129,7 +187,16 @@ class KVTiers:
             self._host.clear()
         if not self._disk_tier.is_on and len(self._disk):
             self._disk.clear()
-        return self._loads.take()
+        self._prefetches.advance(now_s)
+        loaded = [one for one in self._loads.take() if not self._prefetches.loaded(one)]
+        while (due := self._sessions.due(now_s)) is not None:
+            self._begin(*due)
+        return loaded
+
+    @property
+    def next_due_s(self) -> float:
+        """The time at which `take` has something to do though no copy has ended; infinite if there is none."""
+        return min(self._sessions.next_due_s, self._prefetches.next_end_s)
 
     def write_behind(self, *, is_idle: bool = False) -> bool:
         """Requests the next copies to lower tiers, more of them if the engine `is_idle`. Returns False if there are
@@ -152,12 +219,15 @@ class KVTiers:
         return self._loads.are_under_way
 
     def distrust_device(self) -> None:
-        """Forgets pages that are on their way from the device: a pass has failed."""
+        """Forgets pages that are on their way from the device, and prefetches: a pass has failed."""
         self._write_behind.forget()
+        self._prefetches.clear()
 
     def clear(self) -> None:
-        """Forgets all pages of all tiers."""
+        """Forgets all pages of all tiers, and all prefetches."""
         self._write_behind.forget()
+        self._prefetches.clear()
+        self._sessions.clear()
         self._host.clear()
         self._disk.clear()
         if self._copies.disk is not None:
@@ -206,6 +276,7 @@ class NoTiers:
     are_copying = False
     are_loading = False
     tokens_per_s = (0.0, 0.0)
+    next_due_s = inf
     stats = NO_TIER_STATS
 
     def match(self, sequence: Sequence, hit: Hit) -> TierMatch:
@@ -220,9 +291,26 @@ class NoTiers:
     def cancel(self, sequence: Sequence) -> None:
         """Does nothing: nothing is loaded."""
 
-    def take(self, compute_tokens_per_s: float) -> Iterable[Loaded]:
+    def read_ahead(self, waiting: Items[Sequence], num_running: int) -> None:
+        """Does nothing: there is nothing to load."""
+
+    def ended(self, sequence: Sequence) -> None:
+        """Does nothing: nothing could be prefetched."""
+
+    def prefetch(self, request_ids: Items[str], ttl_s: float) -> None:
+        """Does nothing: there is nothing to load."""
+
+    def forget_session(self, sequence: Sequence) -> None:
+        """Does nothing: no session is remembered."""
+
+    def used(self, sequence: Sequence) -> dict[str, int]:
+        """Returns no tokens."""
+        del sequence
+        return {}
+
+    def take(self, compute_tokens_per_s: float, now_s: float) -> Iterable[Loaded]:
         """Returns no sequences."""
-        del compute_tokens_per_s
+        del compute_tokens_per_s, now_s
         return ()
 
     def write_behind(self, *, is_idle: bool = False) -> bool:

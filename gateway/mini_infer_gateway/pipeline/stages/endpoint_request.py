@@ -2,7 +2,13 @@
 
 from secrets import randbits
 
-from mini_infer_contract.launch import FETCH_FROM_HEADER, LEASE_HEADER, PREFILL_FROM_HEADER, QUEUED_MS_HEADER
+from mini_infer_contract.launch import (
+    FETCH_FROM_HEADER,
+    LEASE_HEADER,
+    PREFILL_FROM_HEADER,
+    QUEUED_MS_HEADER,
+    RETURN_HEADER,
+)
 from mini_infer_gateway.flow_control.controller import Placement
 from mini_infer_gateway.http.forms import with_model_field
 from mini_infer_gateway.pipeline.call import Call
@@ -15,7 +21,7 @@ from mini_infer_gateway.routing.base import Decision
 from mini_infer_web.asgi import Headers
 
 _PREFILL_FROM, _FETCH_FROM = PREFILL_FROM_HEADER.encode(), FETCH_FROM_HEADER.encode()
-_QUEUED_MS, _LEASE = QUEUED_MS_HEADER.encode(), LEASE_HEADER.encode()
+_QUEUED_MS, _LEASE, _RETURN = QUEUED_MS_HEADER.encode(), LEASE_HEADER.encode(), RETURN_HEADER.encode()
 
 
 def write_request(call: Call, placement: Placement, serving: Serving) -> None:
@@ -29,8 +35,10 @@ def write_request(call: Call, placement: Placement, serving: Serving) -> None:
     if call.row.generates:
         queued_s = max(0.0, serving.clock() - call.arrived_s)
         call.exchange.hints.append((_QUEUED_MS, b"%d" % (1000 * queued_s)))
-    if call.lease_s:
-        call.exchange.hints.append((_LEASE, b"%.1f" % call.lease_s))
+    if call.expected.lease_s:
+        call.exchange.hints.append((_LEASE, b"%.1f" % call.expected.lease_s))
+    if call.expected.returns_s:
+        call.exchange.hints.append((_RETURN, b"%.1f" % call.expected.returns_s))
     if serving.settings.routing_headers:
         call.exchange.decision_headers = _decision_headers(decision, placement.prompt_tokens)
 

@@ -7,6 +7,7 @@ from mini_infer_gateway.flow_control.controller import Placement
 from mini_infer_gateway.http.asgi import ClientDisconnectedError
 from mini_infer_gateway.pipeline.call import Call
 from mini_infer_gateway.pipeline.serving import Serving
+from mini_infer_gateway.pipeline.stages.session_lease import announce
 
 
 async def place(call: Call, serving: Serving) -> Placement:
@@ -34,6 +35,7 @@ async def place(call: Call, serving: Serving) -> Placement:
         leave_queue_by,
         give_up_s=call.arrived_s + call.held_s + call.queue_timeout_s,
         first_token_by_s=call.arrived_s + call.first_token_target_s,
+        waits=lambda decision, wait_s: announce(call, decision, wait_s, serving),
     )
     if exchange.abandoned:
         serving.flow.finish(placement)

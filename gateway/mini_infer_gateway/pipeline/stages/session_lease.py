@@ -7,6 +7,7 @@ from mini_infer_gateway.fleet.return_times import RequestKind
 from mini_infer_gateway.pipeline.call import Call
 from mini_infer_gateway.pipeline.clients import with_fields
 from mini_infer_gateway.pipeline.serving import Serving
+from mini_infer_gateway.routing.base import Decision
 
 PIN_S = 300.0
 """Seconds of a pin without `ttl_s`, as engines have it."""
@@ -19,11 +20,23 @@ def expect_return(call: Call, serving: Serving) -> None:
     if not serving.settings.kv_leases or not call.row.generates or len(chains) != 1:
         return
     kind, now_s = request_kind(call.fields), serving.clock()
-    gap_s = serving.returns.arrived(chains[0], is_result=kind == "result", now_s=now_s)
-    if gap_s is not None:
-        serving.metrics.returned("tool_call" if kind == "result" else "text", gap_s)
+    call.continues = serving.returns.arrived(chains[0], is_result=kind == "result", now_s=now_s)
+    if call.continues is not None:
+        serving.metrics.returned("tool_call" if kind == "result" else "text", call.continues.gap_s)
     call.session = chains[0], call.client.pays_as(call.scope), kind
-    call.lease_s = serving.returns.lease_s(call.session[1], kind)
+    call.expected = serving.returns.expected(call.session[1], kind)
+    named = call.fields.get("request_id")  # vLLM's field, by which engines know the request then
+    call.engines_id = named if isinstance(named, str) and named else call.request_id
+
+
+def announce(call: Call, decision: Decision, wait_s: float, serving: Serving) -> None:
+    """Has the engine for which a request will wait load the session's blocks from lower tiers, if it has them."""
+    before, engine = call.continues, decision.decode
+    if before is None or before.endpoint != engine.name or decision.prefill is not None:
+        return
+    state = serving.fleet.endpoints.get(engine.name)
+    if state is not None and state.subscriber.resumes:
+        serving.prefetches.announce(engine.url, before.request_id, wait_s)
 
 
 def bound_pin(call: Call, serving: Serving) -> None:

@@ -87,6 +87,7 @@ INTERNAL = {
     "/role",
     "/prompt_assets",
     "/kv_snapshot",
+    "/kv_prefetch",
     "/docs",
     "/openapi.json",
 }

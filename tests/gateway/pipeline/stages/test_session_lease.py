@@ -46,7 +46,9 @@ async def test_engines_get_a_lease_when_sessions_have_returned_often(kv_leases: 
         await gateway.settled()
         await converse(gateway, 16)
         leases = [headers.get("x-mini-infer-kv-lease") for headers in engine.headers]
+        returns = [headers.get("x-mini-infer-kv-return") for headers in engine.headers]
         assert leases[0] is None
+        assert returns == [None] * 16, "gaps are too short for a load ahead"
         assert (leases[-1] is not None) == kv_leases
         if kv_leases:
             assert 0 < float(leases[-1] or 0) < 60
@@ -55,13 +57,26 @@ async def test_engines_get_a_lease_when_sessions_have_returned_often(kv_leases: 
             assert (count in await response.text()) == kv_leases
 
 
+async def test_engines_are_told_when_a_session_is_expected() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+        returns = gateway.app._generate._serving.returns
+        for turn in range(30):
+            keys = [b"%d" % number for number in range(20 + turn)]
+            returns.arrived(keys, is_result=False, now_s=5.0 * turn)
+            returns.ended(keys, "others", "chat", 5.0 * turn)
+        await converse(gateway, 1)
+        assert 3.0 < float(engine.headers[0]["x-mini-infer-kv-return"]) <= 5.0
+        assert 5.0 <= float(engine.headers[0]["x-mini-infer-kv-lease"]) < 8.0
+
+
 async def test_leases_of_clients_do_not_reach_engines_when_they_send_the_header() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-        headers = {"x-mini-infer-kv-lease": "99"}
+        headers = {"x-mini-infer-kv-lease": "99", "x-mini-infer-kv-return": "9"}
         async with gateway.client.post(gateway.url + "/v1/chat/completions", json=body, headers=headers) as response:
             assert response.status == 200
-        assert "x-mini-infer-kv-lease" not in engine.headers[0]
+        assert not {"x-mini-infer-kv-lease", "x-mini-infer-kv-return"}.intersection(engine.headers[0])
 
 
 async def test_a_pin_becomes_an_ordinary_lease_when_the_client_has_pinned_too_much() -> None:

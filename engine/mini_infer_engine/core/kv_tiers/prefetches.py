@@ -1,0 +1,166 @@
+"""Loads blocks of lower tiers for prompts that are not scheduled yet: they wait here or at the gateway, or will come.
+
+A prefetch is a load without slot and rows. Its pages are published as soon as they are there, and have a lease until
+the prompt is expected: it hits them on the device. It takes pages that nobody wants, or whose leases end later, and no
+more than a share of all: what it evicts should be in main memory by then. What no prompt hits in time is evicted first.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from copy import copy
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
+
+from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
+from mini_infer_engine.core.kv_tiers.loads import Loaded, Loads, TierPage
+from mini_infer_engine.core.prefix_cache import Hit, PrefixCache
+from mini_infer_engine.core.sequence import Sequence, State
+
+MOST_SHARE = 0.25
+"""Largest share of the device's pages with prefetched blocks that no prompt has hit yet. As many pages are written
+behind before they are evicted.
+"""
+READ_AHEAD_S = 10.0
+"""Seconds for which the blocks of a waiting sequence are kept for it."""
+READ_AHEAD_EVERY_S = 0.1
+"""Seconds between two looks at a waiting sequence: each costs a lookup of its blocks."""
+MAX_READ_AHEAD = 4
+"""Waiting sequences whose blocks are read ahead, the first in line."""
+
+
+@dataclass(slots=True, eq=False)
+class _Prefetch:
+    carrier: Sequence
+    """Has the pages until the load has ended."""
+    pages: Items[TierPage]
+    until_s: float
+    is_loading: bool = True
+
+
+class Prefetches:
+    """The prefetches of one engine that are being loaded, or wait for their prompt."""
+
+    def __init__(
+        self, cache: PrefixCache, loads: Loads, find: Callable[[Sequence, Hit], Items[TierPage]], now_s: float = 0.0
+    ) -> None:
+        """`find` returns the pages of lower tiers that continue a sequence's prefix and are worth loading."""
+        self._cache, self._pool, self._loads, self._find = cache, cache.pool, loads, find
+        self._page_size = cache.pool.page_size
+        self._loading: dict[Sequence, _Prefetch] = {}
+        self._unused: dict[bytes, tuple[_Prefetch, TierPage]] = {}
+        """Prefetched pages that no prompt has hit yet, by key."""
+        self._ends: list[tuple[float, int, _Prefetch]] = []
+        self._serials = count()
+        self._now_s = now_s
+
+    def begin(self, sequence: Sequence, until_s: float, *, num_headroom_pages: int = 0) -> bool:
+        """Begins to load the blocks of a sequence that has no pages, which is expected before `until_s`. Returns False
+        if there is nothing to load, or no room that leaves `num_headroom_pages` free.
+        """
+        pool = self._pool
+        most = int(MOST_SHARE * pool.num_pages) - len(self._unused)
+        if most <= 0 or until_s <= self._now_s:
+            return False
+        hit = self._cache.match(sequence).without_tail(self._page_size)
+        pages = self._find(sequence, hit)[:most]
+        if not pages:
+            return False
+        pool.retain_all(hit.pages)  # a parent outlives its children
+        room = pool.num_reusable(until_s) - num_headroom_pages
+        if room <= 0:
+            pool.release_all(reversed(hit.pages))
+            return False
+        prefetch = _Prefetch(self._carrier(sequence, hit, pages[:room]), pages[:room], until_s)
+        self._loading[prefetch.carrier] = prefetch
+        for page in prefetch.pages:
+            self._unused[page.record.key] = prefetch, page
+            page.tier.prefetched(self._page_size)
+        heappush(self._ends, (until_s, next(self._serials), prefetch))
+        self._loads.begin(prefetch.carrier, prefetch.pages, is_first=False)
+        return True
+
+    def _carrier(self, sequence: Sequence, hit: Hit, pages: Items[TierPage]) -> Sequence:
+        """Returns a copy of a sequence with pages for its prefix: those of the hit, and new ones."""
+        carrier = copy(sequence)
+        carrier.state, carrier.slot = State.LOADING, -1
+        carrier.pages = hit.pages + [self._pool.allocate() for _ in pages]
+        carrier.num_computed = hit.num_tokens
+        carrier.num_published = hit.num_tokens // BLOCK_SIZE_TOKENS
+        return carrier
+
+    def loaded(self, loaded: Loaded) -> bool:
+        """Takes a load that has ended. Returns False if it is none of a prefetch."""
+        prefetch = self._loading.pop(loaded.sequence, None)
+        if prefetch is None:
+            return False
+        carrier = prefetch.carrier
+        carrier.num_computed, prefetch.is_loading = loaded.num_tokens, False
+        self._cache.publish(carrier)
+        num_pages = loaded.num_tokens // self._page_size
+        self._pool.lease(carrier.pages[:num_pages][::-1], prefetch.until_s - self._now_s, is_pinned=False)
+        self._pool.release_all(reversed(carrier.pages))
+        for page in prefetch.pages[len(prefetch.pages) - (len(carrier.pages) - num_pages) :]:
+            self._waste(page, prefetch)
+        return True
+
+    def used(self, sequence: Sequence, num_tokens: int) -> Counter[str]:
+        """Counts the prefetched pages among the cached tokens of an admitted sequence. Returns their tokens by tier."""
+        found = Counter[str]()
+        if not self._unused:
+            return found
+        per_page = self._page_size // BLOCK_SIZE_TOKENS
+        for place in range(num_tokens // self._page_size):
+            entry = self._unused.pop(sequence.key((place + 1) * per_page - 1), None)
+            if entry is not None:
+                tier = entry[1].tier
+                tier.prefetch_used(self._page_size)
+                found[tier.name] += self._page_size
+        return found
+
+    @property
+    def next_end_s(self) -> float:
+        """The time at which `advance` has something to do; infinite if it has nothing."""
+        return self._ends[0][0] if self._ends else float("inf")
+
+    def advance(self, now_s: float) -> None:
+        """Ends the prefetches whose time has passed: what is still loading is cancelled, what was not hit is evicted
+        first.
+        """
+        self._now_s = now_s
+        while self._ends and self._ends[0][0] <= now_s:
+            self._end(heappop(self._ends)[2])
+
+    def _end(self, prefetch: _Prefetch) -> None:
+        keys = [page.record.key for page in prefetch.pages]
+        unused = [key for key in keys if (entry := self._unused.get(key)) is not None and entry[0] is prefetch]
+        if prefetch.is_loading:
+            self._cancel(prefetch)
+        else:
+            places = self._cache.pages_of(unused)
+            self._pool.give_up(places, ends_lease=False)
+        for page in prefetch.pages:
+            self._waste(page, prefetch)
+
+    def _cancel(self, prefetch: _Prefetch) -> None:
+        """Frees the pages of a load that nobody waits for. They stay pinned for as long as they may be written to."""
+        prefetch.is_loading = False
+        del self._loading[prefetch.carrier]
+        self._loads.cancel(prefetch.carrier)
+        self._pool.release_all(reversed(prefetch.carrier.pages))
+
+    def _waste(self, page: TierPage, prefetch: _Prefetch) -> None:
+        """Counts a page as wasted unless a prompt has hit it."""
+        entry = self._unused.get(page.record.key)
+        if entry is not None and entry[0] is prefetch:
+            del self._unused[page.record.key]
+            page.tier.prefetch_wasted(self._page_size)
+
+    def clear(self) -> None:
+        """Cancels all loads, and forgets what has been loaded: the device's contents cannot be relied on."""
+        for prefetch in list(self._loading.values()):
+            self._cancel(prefetch)
+        for prefetch, page in list(self._unused.values()):
+            self._waste(page, prefetch)
+        self._ends.clear()
