@@ -76,6 +76,8 @@ ENGINE_KV_TRANSFER_ESTIMATE_ERROR_SECONDS = "mini_infer_engine_kv_transfer_estim
 """Counter: absolute differences between estimated and measured seconds, summed over prompts."""
 ENGINE_KV_TRANSFER_FALLBACKS = "mini_infer_engine_kv_transfer_fallbacks_total"
 """Counter: prompts that were to come from another engine and were computed here, by `reason`."""
+ENGINE_KV_TRANSFER_MISMATCHES = "mini_infer_engine_kv_transfer_mismatches_total"
+"""Counter: transfers that came with a wrong digest and were computed here, by `source`: the other engine's address."""
 ENGINE_KV_TRANSFER_LEASES = "mini_infer_engine_kv_transfer_open_leases"
 """Gauge: transfers that are not settled, and prompts that are retained for other engines."""
 ENGINE_KV_TRANSFER_LEASES_EXPIRED = "mini_infer_engine_kv_transfer_expired_leases_total"

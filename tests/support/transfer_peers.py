@@ -16,7 +16,15 @@ from mini_infer_engine.kv_transfer.staging_slots import Area, StagingBuffer, blo
 from mini_infer_engine.kv_transfer.topology.mapped_memory import SharedPool
 from mini_infer_engine.kv_transfer.topology.path_selection import Place
 from mini_infer_engine.kv_transfer.topology.peer_process import ProcessName
-from mini_infer_engine.kv_transfer.transport import How, Motion, Progress, Transport, TransportError
+from mini_infer_engine.kv_transfer.transport import (
+    Digest,
+    How,
+    KnownDigest,
+    Motion,
+    Progress,
+    Transport,
+    TransportError,
+)
 from mini_infer_engine.kv_transfer.worker import Identity, TransferWorker
 
 LAYOUT = KVLayout(num_layers=2, halves=2, page_size=16, num_heads=2, head_bytes=8, dtype="float32")
@@ -105,6 +113,9 @@ class PretendedTransport:
         if engine_id not in self.peers:
             raise TransportError("not connected")
         return self.peers[engine_id][0]
+
+    def digest(self, span: Span, consumer: KVLayout | None = None) -> Digest:
+        return KnownDigest(0)
 
     def close(self) -> None: ...
 

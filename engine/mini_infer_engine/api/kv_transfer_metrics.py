@@ -30,6 +30,12 @@ def kv_transfer_families(stats: EngineStats, role: str, transport: str) -> Itera
     for reason, count in moved.fallbacks.items():
         fallbacks.add_metric([reason], count)
     yield fallbacks
+    mismatches = CounterMetricFamily(
+        names.ENGINE_KV_TRANSFER_MISMATCHES, "Transfers with a wrong digest: computed here.", labels=["source"]
+    )
+    for source, count in moved.mismatches.items():
+        mismatches.add_metric([source], count)
+    yield mismatches
     for name, documentation, value in (
         (names.ENGINE_KV_TRANSFER_ESTIMATED_SECONDS, "Estimated before.", moved.estimated_s),
         (names.ENGINE_KV_TRANSFER_ESTIMATE_ERROR_SECONDS, "Error of estimates.", moved.estimate_error_s),

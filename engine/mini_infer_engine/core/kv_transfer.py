@@ -34,6 +34,8 @@ class KVTransferStats:
     """Seconds from start to end of writes, summed."""
     fallbacks: dict[str, int] = field(default_factory=dict)
     """Sequences that were computed here after all, by reason."""
+    mismatches: dict[str, int] = field(default_factory=dict)
+    """Transfers to here whose digest was wrong, by the address of the engine that sent them."""
     leases_expired: int = 0
     open_leases: int = 0
     """Gauge: transfers from and to here that are not settled, and prompts retained for other engines."""

@@ -36,7 +36,8 @@ from mini_infer_engine.kv_transfer.protocol.handshake import handshake_refusal
 from mini_infer_engine.kv_transfer.protocol.message_checks import granted_fault, written_fault
 from mini_infer_engine.kv_transfer.staging_slots import RECEIVE_SLOTS, Area, Slots
 from mini_infer_engine.kv_transfer.stats import Counters
-from mini_infer_engine.kv_transfer.transport import Motion, Motions, Transport, TransportError
+from mini_infer_engine.kv_transfer.transport import Digest, DigestSum, Motion, Motions, Transport, TransportError
+from mini_infer_engine.kv_transfer.trust import Trust
 from mini_infer_process import zmq_limits
 from mini_infer_process.curve import secure_client
 
@@ -79,6 +80,17 @@ class _ReceiveSlot:
     """The copy from the slot into the job's pages, or None if the producer has not sent `Written` yet."""
 
 
+@dataclass(slots=True, frozen=True)
+class _Check:
+    """The proof of what has arrived, before the job is reported as done."""
+
+    digest: Digest
+    """That of the tokens in the job's pages, and of the state at its slot."""
+    expected: int
+    """The producer's."""
+    done: events.TransferDone
+
+
 @dataclass(slots=True)
 class _Job:
     take: events.Take
@@ -95,6 +107,8 @@ class _Job:
     last: wire.Prefilled | wire.AllWritten | None = None
     """The producer's last message, which is handled once all that it has written is in the job's pages."""
     granted_tokens: int = 0
+    granted_digest: int = 0
+    check: _Check | None = None
     lease_end_s: float = 0.0
     num_bytes: int = 0
     settles_s: float | None = None
@@ -104,10 +118,10 @@ class _Job:
 
     @property
     def is_reading(self) -> bool:
-        """True if this engine itself still copies into the job's pages."""
-        return self.motion is not None or any(
-            receive_slot.placing is not None for receive_slot in self.receive_slots.values()
-        )
+        """True if this engine itself still copies into the job's pages, or checks them."""
+        if self.motion is not None or self.check is not None:
+            return True
+        return any(receive_slot.placing is not None for receive_slot in self.receive_slots.values())
 
 
 @dataclass(slots=True)
@@ -162,6 +176,8 @@ class KVConsumer:
         self._peers: dict[str, _Peer] = {}
         self._retired: list[_Peer] = []
         """Peers that get no new jobs and have unsettled ones. Some of them have no connection any more."""
+        self._trust = Trust()
+        counters.mismatches = self._trust.by_source
         self._numbers = itertools.count()
         self._slots: dict[Area, Slots] = {"device": Slots(RECEIVE_SLOTS), "host": Slots(RECEIVE_SLOTS)}
         self._slot_requests: dict[Area, deque[tuple[_Peer, _Job, wire.SlotRequested]]] = {
@@ -172,7 +188,7 @@ class KVConsumer:
 
     @property
     def is_busy(self) -> bool:
-        """True if bytes are in flight that this engine reads or copies."""
+        """True if bytes are in flight that this engine reads or copies, or are being checked."""
         return any(job.is_reading for peer in self._all() for job in peer.jobs.values())
 
     @property
@@ -257,6 +273,10 @@ class KVConsumer:
 
     def _request(self, peer: _Peer, job: _Job, now_s: float) -> None:
         take = job.take
+        if peer.party is not None and self._trust.distrusts(peer.party.engine_id):
+            message = f"{peer.address} has sent wrong bytes too often; the log says when"
+            self._fail(peer, job, "distrusted", message, is_settled=True)
+            return
         job.stage = "asked"
         tokens = take.num_tokens - take.first_token
         job.num_bytes = tokens * self._layout.group_token_bytes + self._layout.state_bytes
@@ -410,7 +430,7 @@ class KVConsumer:
             last = job.last
             job.num_bytes = last.num_bytes
             done = events.TransferDone(job.take.job, job.take.num_tokens, last.token_id, last.logprobs, last.num_cached)
-            self._succeed(peer, job, done, now_s)
+            self._check(peer, job, last.digest, done, now_s)
         elif job.last is not None:
             self._read_ended(peer, job, has_succeeded=True, now_s=now_s)
 
@@ -442,6 +462,7 @@ class KVConsumer:
                 self._fail_transport(peer, job, str(error), is_settled=is_settled)
             else:
                 job.stage, job.granted_tokens, job.started_s = "reading", end, now_s
+                job.granted_digest = granted.digest
                 job.estimate_s = read_estimate_s(job.num_bytes, rate) or None
                 job.deadline_s = min(now_s + late_after_s(job.estimate_s, self._limits.timeout_s), job.lease_end_s)
 
@@ -522,6 +543,30 @@ class KVConsumer:
 
     # -- Ends
 
+    def _check(self, peer: _Peer, job: _Job, expected: int, done: events.TransferDone, now_s: float) -> None:
+        """Begins to prove what has arrived, of which nothing is written any more."""
+        take = job.take
+        spans = [Span(take.pages, [], take.first_token, done.num_tokens)]
+        if take.state_slot is not None:
+            spans.append(state_span(take.state_slot, None))
+        digest = DigestSum([self._transport.digest(span) for span in spans])
+        job.check = _Check(digest, expected, done)
+        self._look_at_check(peer, job, job.check, now_s)
+
+    def _look_at_check(self, peer: _Peer, job: _Job, check: _Check, now_s: float) -> None:
+        match check.digest.progress():
+            case "failed":
+                job.check = None
+                self._fail(peer, job, FAULT, "the digest of what has arrived cannot be computed", is_settled=True)
+            case "done" if check.digest.value == check.expected:
+                job.check = None
+                self._succeed(peer, job, check.done, now_s)
+            case "done":
+                job.check = None
+                self._trust.mismatch(peer.address, "" if peer.party is None else peer.party.engine_id)
+                message = f"what {peer.address} has sent did not arrive as it was computed"
+                self._fail(peer, job, "mismatch", message, is_settled=True)
+
     def _succeed(self, peer: _Peer, job: _Job, done: events.TransferDone, now_s: float) -> None:
         counters, seconds = self._counters, now_s - job.started_s
         counters.received += 1
@@ -535,7 +580,7 @@ class KVConsumer:
 
     def _fail(self, peer: _Peer, job: _Job, reason: str, message: str, *, is_settled: bool) -> None:
         if job.stage != "given_up":
-            job.stage = "given_up"
+            job.stage, job.check = "given_up", None
             self._counters.fallbacks[reason] += 1
             self._report(events.TransferFailed(job.take.job, reason, message))
         if is_settled:
@@ -544,7 +589,7 @@ class KVConsumer:
     def _give_up(self, peer: _Peer, job: _Job) -> None:
         """Requests that the producer stops a job. Its writes may arrive until it reports that it has stopped."""
         was_requested = job.stage != "connecting"
-        job.stage = "given_up"
+        job.stage, job.check = "given_up", None
         if not was_requested:
             self._settle(peer, job)
         elif job.motion is None:
@@ -612,7 +657,7 @@ class KVConsumer:
 
     def _end_faulty(self, peer: _Peer, job: _Job) -> None:
         """Ends a job after an exception. Its pages stay pinned until its peer reports that it writes no more."""
-        job.motion = None
+        job.motion = job.check = None
         for receive_slot in job.receive_slots.values():
             receive_slot.placing = None
         peer.is_broken = True
@@ -630,6 +675,8 @@ class KVConsumer:
             job.motion = None
             if progress == "failed" or job.stage == "given_up" or job.last is not None or not job.awaits_written:
                 self._read_ended(peer, job, has_succeeded=progress == "done", now_s=now_s)
+        elif job.check is not None:
+            self._look_at_check(peer, job, job.check, now_s)
         elif job.settles_s is not None and not job.is_reading and now_s >= job.settles_s:
             self._settle(peer, job)
         elif job.last is not None and not job.is_reading and job.stage != "given_up":
@@ -660,7 +707,7 @@ class KVConsumer:
         else:
             peer.bytes_per_s.add(job.num_bytes, now_s - job.started_s)
             peer.refused_fetches = 0
-            self._succeed(peer, job, events.TransferDone(job.take.job, job.granted_tokens), now_s)
+            self._check(peer, job, job.granted_digest, events.TransferDone(job.take.job, job.granted_tokens), now_s)
 
     def close(self) -> None:
         """Closes all connections."""

@@ -21,7 +21,16 @@ from mini_infer_engine.kv_transfer.protocol.message_checks import kv_request_fau
 from mini_infer_engine.kv_transfer.staging.staged_write import StagedWrite
 from mini_infer_engine.kv_transfer.staging_slots import SEND_SLOTS, Area, Slots, chunks
 from mini_infer_engine.kv_transfer.stats import Counters
-from mini_infer_engine.kv_transfer.transport import Motion, Transport, TransportError
+from mini_infer_engine.kv_transfer.token_digests import MODULUS
+from mini_infer_engine.kv_transfer.transport import (
+    Digest,
+    DigestSum,
+    KnownDigest,
+    Motion,
+    Progress,
+    Transport,
+    TransportError,
+)
 
 MAX_OPEN_JOBS = 4096
 """The most prefills and reads of other engines that may be unsettled. Further ones are refused as overload."""
@@ -60,6 +69,8 @@ class _Prefill:
     final_message: wire.FromProducer | None = None
     """The last message to the consumer of a failed or cancelled job. It is sent once nothing is written any more."""
     num_bytes: int = 0
+    digest: int = 0
+    """The sum of the digests of all that was written."""
 
 
 @dataclass(slots=True)
@@ -69,6 +80,8 @@ class _Write:
     started_s: float
     ends_give: bool
     """True if it writes the last layers of its `give`."""
+    digest: Digest | None = None
+    """The digest of its `give`, once all layers of that are computed."""
 
 
 @dataclass(slots=True)
@@ -80,6 +93,8 @@ class _Read:
     num_tokens: int
     staged: list[StagedWrite] = field(default_factory=list)
     """Staged writes to the consumer that have not ended. What else was granted the consumer reads from pool to pool."""
+    digested: "tuple[events.Grant, Digest] | None" = None
+    """What the core has granted, while its digest is computed: the consumer is told of both."""
 
 
 @dataclass(slots=True)
@@ -163,7 +178,8 @@ class KVProducer:
     def is_busy(self) -> bool:
         """True if bytes are in flight, or tokens wait to be written."""
         is_writing = any(prefill.write is not None or prefill.waiting for prefill in self._prefills.values())
-        return is_writing or bool(self._endings) or any(read.staged for read in self._reads.values())
+        is_read = any(read.staged or read.digested for read in self._reads.values())
+        return is_writing or bool(self._endings) or is_read
 
     @property
     def num_open(self) -> int:
@@ -408,6 +424,7 @@ class KVProducer:
         try:
             if party is None:
                 raise TransportError("its engine has restarted")
+            digest = self._digest(party, give) if self._is_last(span) else None
             staged = self._staged_write(prefill.peer, prefill.job, party, span)
             motion = staged or self._transport.start(party.engine_id, "write", span)
         except Exception as error:
@@ -416,7 +433,11 @@ class KVProducer:
             self._peers.pop(prefill.peer, None)  # it is to greet again: then it is connected anew
             self._give_up(key, prefill, wire.Failed(prefill.job, "transport", str(error)))
             return
-        prefill.write = _Write(give, motion, time.monotonic(), self._has_begun(prefill, span))
+        prefill.write = _Write(give, motion, time.monotonic(), self._has_begun(prefill, span), digest)
+
+    def _digest(self, party: wire.Party, give: events.Send) -> Digest:
+        """Begins to compute the digest of all layers of an entry of `waiting`, as its consumer should have them."""
+        return self._transport.digest(Span(give.pages, [], give.begin, give.end, pool=give.pool), party.layout)
 
     def _computed(self, prefill: _Prefill, give: events.Send) -> Span | None:
         """Returns the computed layers of the first entry of `waiting` that are not in flight yet, or None if there are
@@ -492,11 +513,51 @@ class KVProducer:
         if read is None:  # released, or expired, meanwhile
             self._report(events.JobEnded(grant.key))
             return
-        party, end = self._peers.get(read.peer), min(grant.num_tokens, read.num_tokens)
+        try:
+            read.digested = grant, self._digest_of_grant(read, grant)
+        except Exception as error:
+            self._end_grant(grant, read, error)
+        else:
+            self._look_at_grant(grant.key, read)
+
+    def _end_grant(self, grant: events.Grant, read: _Read, error: Exception) -> None:
+        if not isinstance(error, TransportError):
+            self._faults.record("granting another engine a read", error)
+        self._fail_read(grant.key, read, str(error))
+
+    def _digest_of_grant(self, read: _Read, grant: events.Grant) -> Digest:
+        """Begins to compute the digest of what the consumer will read of a grant."""
+        party, end = self._party_of(read.peer), min(grant.num_tokens, read.num_tokens)
+        if end <= read.first_token:
+            return KnownDigest(0)
+        spans = [Span(grant.pages, [], read.first_token, end)]
+        if grant.state_slot is not None:
+            spans.append(state_span(grant.state_slot, None))
+        return DigestSum([self._transport.digest(span, party.layout) for span in spans])
+
+    def _party_of(self, peer: bytes) -> wire.Party:
+        """Returns a peer's description. Raises TransportError if it is not connected any more."""
+        if (party := self._peers.get(peer)) is None:
+            raise TransportError("its engine has restarted")
+        return party
+
+    def _look_at_grant(self, key: str, read: _Read) -> None:
+        """Tells the consumer of a grant once its digest is known."""
+        if read.digested is None:
+            return
+        grant, digest = read.digested
+        match digest.progress():
+            case "done":
+                read.digested = None
+                self._send_grant(key, read, grant, digest.value)
+            case "failed":
+                self._fail_read(key, read, "the digest of what was granted cannot be computed")
+
+    def _send_grant(self, key: str, read: _Read, grant: events.Grant, digest: int) -> None:
+        end = min(grant.num_tokens, read.num_tokens)
         pages = state = None
         try:
-            if party is None:
-                raise TransportError("its engine has restarted")
+            party = self._party_of(read.peer)
             if end > read.first_token:
                 span = Span(grant.pages, [], read.first_token, end)
                 pages = self._staged_write(read.peer, read.job, party, span)
@@ -504,9 +565,7 @@ class KVProducer:
                     state = self._staged_write(read.peer, read.job, party, state_span(grant.state_slot, None))
                 read.staged = [staged for staged in (pages, state) if staged is not None]
         except Exception as error:
-            if not isinstance(error, TransportError):
-                self._faults.record("granting another engine a read", error)
-            self._fail_read(grant.key, read, str(error))
+            self._end_grant(grant, read, error)
             return
         self._counters.sent += 1
         granted = wire.KVGranted(
@@ -517,6 +576,7 @@ class KVProducer:
             is_staged=pages is not None,
             state_slot=grant.state_slot,
             is_state_staged=state is not None,
+            digest=digest,
         )
         self._send(read.peer, granted)
 
@@ -558,6 +618,7 @@ class KVProducer:
 
     def _look_at_job(self, key: str, job: "_Prefill | _Read", now_s: float) -> None:
         if isinstance(job, _Read):
+            self._look_at_grant(key, job)
             if job.staged:
                 self._look_at_read(key, job)
         elif job.write is not None:
@@ -584,6 +645,10 @@ class KVProducer:
             if prefill.is_active and isinstance(write.motion, StagedWrite):
                 self._add_layers(prefill, write, write.motion)
             return
+        if progress == "done" and write.ends_give and prefill.is_active:
+            progress = self._look_at_digest(prefill, write)
+            if progress == "busy":
+                return  # the pages are read until then
         prefill.write = None
         if write.ends_give:
             self._report(events.SendDone(key, write.give.serial))
@@ -596,11 +661,19 @@ class KVProducer:
         else:
             num_bytes = write.motion.num_bytes
             prefill.num_bytes += num_bytes
+            prefill.digest += 0 if write.digest is None else write.digest.value
             self._counters.sent_bytes += num_bytes
             self._counters.sent_s += now_s - write.started_s
             self._rate.add(num_bytes, now_s - write.started_s)
             self._begin_next(key, prefill)
             self._finish(key, prefill)
+
+    def _look_at_digest(self, prefill: _Prefill, write: _Write) -> Progress:
+        """Polls the digest of a write that has ended, which may have to begin: layers were added to the write."""
+        party = self._peers.get(prefill.peer)
+        if write.digest is None and party is not None:
+            write.digest = self._digest(party, write.give)
+        return "failed" if write.digest is None else write.digest.progress()
 
     def _finish(self, key: str, prefill: _Prefill) -> None:
         """Sends `Prefilled` once the last byte has been written and the token is known."""
@@ -612,7 +685,14 @@ class KVProducer:
         self._counters.sent += 1
         self._send(
             prefill.peer,
-            wire.Prefilled(prefill.job, end.token_id, list(end.logprobs), end.num_cached, prefill.num_bytes),
+            wire.Prefilled(
+                prefill.job,
+                end.token_id,
+                list(end.logprobs),
+                end.num_cached,
+                prefill.num_bytes,
+                prefill.digest % MODULUS,
+            ),
         )
 
 

@@ -18,3 +18,4 @@ class Counters:
     sent_s: float = 0.0
     leases_expired: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter)
+    mismatches: Counter[str] = field(default_factory=Counter)

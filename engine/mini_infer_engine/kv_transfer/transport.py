@@ -1,6 +1,6 @@
 """Defines the interface by which bytes move between the page pools of two engines."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Literal, Protocol
 
 import msgspec
@@ -36,6 +36,50 @@ class Motion(Protocol):
         """
 
 
+class Digest(Protocol):
+    """The digest of some tokens, which is being computed."""
+
+    @property
+    def value(self) -> int:
+        """The digest, 0 <= value < 2**64. It is valid once `progress` is `done`."""
+
+    def progress(self) -> Progress:
+        """Returns the state without waiting. `failed` means that it cannot be computed."""
+
+
+class KnownDigest(msgspec.Struct, frozen=True):
+    """Implements `Digest` where nothing is to be waited for."""
+
+    value: int
+
+    def progress(self) -> Progress:
+        """Returns `done`."""
+        return "done"
+
+
+class DigestSum:
+    """The sum of several digests: `done` when all are, and `failed` when all have ended and one has failed."""
+
+    def __init__(self, digests: Iterable[Digest]) -> None:
+        self._digests = list(digests)
+
+    @property
+    def value(self) -> int:
+        """The sum modulo 2**64."""
+        return sum(digest.value for digest in self._digests) % (1 << 64)
+
+    def progress(self) -> Progress:
+        """Returns the combined state."""
+        return combined({digest.progress() for digest in self._digests})
+
+
+def combined(found: Collection[Progress]) -> Progress:
+    """Returns the state of all parts together: they have ended when the last one has."""
+    if "busy" in found:
+        return "busy"
+    return "failed" if "failed" in found else "done"
+
+
 class Motions:
     """Several motions as one: `done` when all are, and `failed` when all have ended and one has failed."""
 
@@ -50,10 +94,8 @@ class Motions:
 
     def progress(self) -> Progress:
         """Returns the combined state."""
-        found = {motion.progress() for motion in self._motions}
-        if "busy" in found:
-            return "busy"
-        return "failed" if self._has_failed or "failed" in found else "done"
+        found = combined({motion.progress() for motion in self._motions})
+        return "failed" if self._has_failed and found == "done" else found
 
 
 class Transport(Protocol):
@@ -109,6 +151,11 @@ class Transport(Protocol):
 
     def place(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
         """Begins to copy a slot that a peer has filled to `span.our_pages`. Raises TransportError if that fails."""
+
+    def digest(self, span: Span, consumer: KVLayout | None = None) -> Digest:
+        """Begins to compute the digest of `span.our_pages`, for a consumer with pools of this layout. None means that
+        this engine is the consumer, where the digest of what has arrived whole is the producer's.
+        """
 
     def close(self) -> None:
         """Unregisters the pool."""

@@ -266,6 +266,7 @@ class TransferWorker:
             sent_s=counters.sent_s,
             leases_expired=counters.leases_expired,
             fallbacks=dict(counters.fallbacks),
+            mismatches=dict(counters.mismatches),
             open_leases=producer.num_open + consumer.num_open,
             bytes_per_s=max(producer.bytes_per_s, consumer.bytes_per_s),
             faults=self._faults.num_faults,

@@ -15,7 +15,7 @@ from mini_infer_engine.kv_transfer.protocol import events, wire
 from mini_infer_engine.kv_transfer.staging_slots import RECEIVE_SLOTS, Area
 from mini_infer_engine.kv_transfer.stats import Counters
 from mini_infer_engine.kv_transfer.topology.path_selection import Place
-from mini_infer_engine.kv_transfer.transport import Motion, Progress, Transport
+from mini_infer_engine.kv_transfer.transport import Digest, KnownDigest, Motion, Progress, Transport
 
 LAYOUT = KVLayout(num_layers=4, halves=2, page_size=16, num_heads=1, head_bytes=4, dtype="float32")
 WHERE = wire.TransportAddress(
@@ -38,10 +38,25 @@ class FakeMotion:
 
 
 @dataclass
+class FakeDigest:
+    value: int = 0
+    end: Progress = "busy"
+
+    def progress(self) -> Progress:
+        return self.end
+
+
+@dataclass
 class FakeTransport:
     placed: list[tuple[int, Span]] = field(default_factory=list)
     """Slots, and what was put in place from them."""
     motions: list[FakeMotion] = field(default_factory=list)
+    digests: list[Digest] = field(default_factory=list)
+    """The digests of what has arrived; of others 0."""
+
+    def digest(self, span: Span, consumer: KVLayout | None = None) -> Digest:
+        assert consumer is None, "this side takes"
+        return self.digests.pop(0) if self.digests else KnownDigest(0)
 
     def add_peer(self, engine_id: str, layout: KVLayout, where: wire.TransportAddress) -> None: ...
 
@@ -299,3 +314,40 @@ def test_read_is_not_begun_when_granted_pages_hold_fewer_tokens_than_is_said(wor
     assert isinstance(failed, events.TransferFailed)
     assert failed.reason == "bad_message"
     assert settled == events.Settled(2)
+
+
+def test_a_transfer_is_done_once_what_has_arrived_is_proved(world: World) -> None:
+    digest = FakeDigest()
+    world.transport.digests = [digest]
+    world.take(1)
+    world.receive_messages(wire.Prefilled(1, 5, [], 0, 99, digest=7))
+    assert not world.reported
+    assert world.consumer.is_busy
+    digest.value, digest.end = 7, "done"
+    world.consumer.advance(0.0)
+    assert world.reported == [events.TransferDone(1, 40, 5, []), events.Settled(1)]
+
+
+def test_nothing_more_is_reported_when_the_peer_is_lost_while_a_digest_is_computed(world: World) -> None:
+    digest = FakeDigest()
+    world.transport.digests = [digest]
+    world.take(1)
+    world.receive_messages(wire.Prefilled(1, 5, [], 0, 99, digest=7), wire.Failed(1, "transport", "lost"))
+    digest.value, digest.end = 7, "done"
+    world.consumer.advance(0.0)
+    assert [type(event) for event in world.reported] == [events.TransferFailed, events.Settled]
+
+
+def test_no_prompt_is_requested_from_a_source_that_has_sent_wrong_bytes_three_times(world: World) -> None:
+    for job in range(3):
+        world.transport.digests = [KnownDigest(8)]
+        world.take(job)
+        world.receive_messages(wire.Prefilled(job, 5, [], 0, 99, digest=7))
+    reasons = [event.reason for event in world.reported if isinstance(event, events.TransferFailed)]
+    assert reasons == ["mismatch"] * 3
+    world.reported.clear()
+    request = Request(request_id="3", prompt_token_ids=list(range(40)), sampling=SamplingParams(max_tokens=1))
+    source = KVSource(how="prefill", address=world.address)
+    world.consumer.take(events.Take(3, request, source, [1, 2, 3], 0, 40), 0.0)
+    assert [type(event) for event in world.reported] == [events.TransferFailed, events.Settled]
+    assert not world.sent_messages()

@@ -146,6 +146,7 @@ def test_a_ranks_thread_sets_its_gpu_before_it_registers_the_pool(monkeypatch: p
     binding = SimpleNamespace(nixlAgent=None)
     nixl = SimpleNamespace(nixl_agent=Agent, nixl_agent_config=lambda **_: None, nixlBind=binding)
     monkeypatch.setattr(nixl_transport, "load_nixl", lambda: nixl)
+    monkeypatch.setattr(nixl_transport.PoolDigests, "prepare", lambda _: None)
     monkeypatch.setattr("torch.cuda.set_device", lambda index: calls.append(f"set device {index}"))
     buffer = StagingBuffer(address=0, slot_bytes=1, device="cuda", device_index=1)
 

@@ -3,9 +3,17 @@
 from dataclasses import dataclass, field
 from typing import cast
 
-from mini_infer_engine.kv_transfer.layout import Span
+from mini_infer_engine.kv_transfer.layout import KVLayout, Span
 from mini_infer_engine.kv_transfer.staging_slots import Area
-from mini_infer_engine.kv_transfer.transport import How, Motion, Progress, Transport, TransportError
+from mini_infer_engine.kv_transfer.transport import (
+    Digest,
+    How,
+    KnownDigest,
+    Motion,
+    Progress,
+    Transport,
+    TransportError,
+)
 from mini_infer_engine.kv_transfer.transports.paced_transport import PacedTransport
 
 SPAN = Span([0], [0], 0, 128)
@@ -39,6 +47,9 @@ class Fake:
 
     def stage(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
         return self.start(engine_id, "read", span)
+
+    def digest(self, span: Span, consumer: KVLayout | None = None) -> Digest:
+        return KnownDigest(7)
 
     def place(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
         return self.start(engine_id, "read", span)

@@ -15,7 +15,7 @@ from mini_infer_engine.kv_transfer.staging import staged_write as staged_gift
 from mini_infer_engine.kv_transfer.staging_slots import Area
 from mini_infer_engine.kv_transfer.stats import Counters
 from mini_infer_engine.kv_transfer.topology.path_selection import Place
-from mini_infer_engine.kv_transfer.transport import How, Motion, Progress, TransportError
+from mini_infer_engine.kv_transfer.transport import Digest, How, Motion, Progress, TransportError
 
 LAYOUT = KVLayout(num_layers=4, halves=2, page_size=16, num_heads=1, head_bytes=4, dtype="float32")
 PLACE = Place(ipc_domain="", has_rdma=False)
@@ -35,6 +35,15 @@ class FakeMotion:
 
 
 @dataclass
+class FakeDigest:
+    value: int = 0
+    end: Progress = "busy"
+
+    def progress(self) -> Progress:
+        return self.end
+
+
+@dataclass
 class FakeTransport:
     name: str = "fake"
     tables: list[np.ndarray] = field(default_factory=list)
@@ -46,6 +55,9 @@ class FakeTransport:
     """Slots and tokens."""
     pushed: list[tuple[int, int]] = field(default_factory=list)
     """Slots here and there."""
+    digested: list[Span] = field(default_factory=list)
+    digests: list[FakeDigest] = field(default_factory=list)
+    """The digests that are computed next; others are known at once."""
 
     def enter_thread(self) -> None: ...
 
@@ -91,6 +103,11 @@ class FakeTransport:
         """All that has begun to move has moved."""
         for motion in self.motions:
             motion.end = "done"
+
+    def digest(self, span: Span, consumer: KVLayout | None = None) -> Digest:
+        assert consumer is not None, "this side gives"
+        self.digested.append(span)
+        return self.digests.pop(0) if self.digests else FakeDigest(end="done")
 
     def close(self) -> None: ...
 
@@ -516,3 +533,62 @@ def test_lease_of_a_peer_is_bounded_when_it_asks_for_a_long_one(world: World, le
     world.reported.clear()
     world.producer.advance(MAX_LEASE_S + 1.0)
     assert [type(event) for event in world.reported] == [events.JobEnded]
+
+
+def test_pages_stay_pinned_until_their_digest_is_known(world: World) -> None:
+    digests = world.transport.digests = [FakeDigest(), FakeDigest((1 << 64) - 2, "done")]
+    first = digests[0]
+    key = world.request_slot()
+    world.producer.give(events.Send(key, 0, [1, 2, 3], 0, 32))
+    world.producer.give(events.Send(key, 1, [1, 2, 3], 32, 40))
+    world.producer.end(events.SendEnd(key, 5, [], 0))
+    world.transport.end_all()
+    world.producer.advance(1.0)
+    assert not world.reported
+    assert world.producer.is_busy
+    first.value, first.end = 7, "done"
+    world.producer.advance(2.0)
+    world.transport.end_all()
+    world.producer.advance(3.0)
+    assert [(span.begin, span.end) for span in world.transport.digested] == [(0, 32), (32, 40)]
+    assert world.reported == [events.SendDone(key, 0), events.SendDone(key, 1)]
+    assert world.sent == [wire.Prefilled(1, 5, [], 0, 3 * LAYOUT.page_bytes, digest=5)]
+
+
+def test_the_digest_is_of_all_layers_when_they_are_written_one_by_one(world: World) -> None:
+    key, layers = world.request_slot(), Layers()
+    world.producer.give(events.Send(key, 0, [1, 2, 3], 0, 40, layers))
+    world.producer.end(events.SendEnd(key, 5, [], 0))
+    layers.done = 1
+    world.producer.advance(0.1)
+    world.transport.end_all()
+    assert not world.transport.digested
+    layers.done = LAYOUT.num_layers
+    world.producer.advance(0.2)
+    assert [span.layers for span in world.transport.digested] == [None]
+
+
+def test_a_job_fails_and_its_pages_are_free_when_a_digest_cannot_be_computed(world: World) -> None:
+    world.transport.digests = [FakeDigest(end="failed")]
+    key = world.request_slot()
+    world.producer.give(events.Send(key, 0, [1, 2, 3], 0, 40))
+    world.transport.end_all()
+    world.producer.advance(1.0)
+    assert isinstance(world.sent[-1], wire.Failed)
+    assert world.reported == [events.SendDone(key, 0), events.JobEnded(key)]
+    assert world.producer.num_open == 0
+
+
+def test_a_grant_is_told_with_its_digest_once_that_is_known(world: World) -> None:
+    digest = FakeDigest(11)
+    world.transport.digests = [digest]
+    world.producer.handle(PEER, wire.KVRequested(1, list(range(40)), "", "", 16, 10.0), 0.0)
+    requested = world.reported.pop()
+    assert isinstance(requested, events.KVRequest)
+    world.producer.grant(events.Grant(requested.key, [4, 5, 6], 64))
+    assert not world.sent
+    assert world.producer.is_busy
+    digest.end = "done"
+    world.producer.advance(1.0)
+    assert [(span.begin, span.end) for span in world.transport.digested] == [(16, 40)]
+    assert world.sent == [wire.KVGranted(1, [4, 5, 6], 64, 10.0, digest=11)]

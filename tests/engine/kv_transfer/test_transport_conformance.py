@@ -5,6 +5,7 @@ Both engines are in this process; what needs another process is in the tests of 
 
 import contextlib
 import itertools
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,15 @@ from mini_infer_engine.kv_transfer.cuda_driver import HANDLE_BYTES
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
 from mini_infer_engine.kv_transfer.protocol.wire import TransportAddress
 from mini_infer_engine.kv_transfer.staging_slots import RECEIVE_SLOTS, SEND_SLOTS, chunks
-from mini_infer_engine.kv_transfer.transport import How, Motion, Progress, Transport, TransportChoice, TransportError
+from mini_infer_engine.kv_transfer.transport import (
+    Digest,
+    How,
+    Motion,
+    Progress,
+    Transport,
+    TransportChoice,
+    TransportError,
+)
 from mini_infer_engine.kv_transfer.transports import cuda_ipc, nixl_transport
 from mini_infer_engine.kv_transfer.transports.chosen_transport import ChosenTransport
 from mini_infer_engine.kv_transfer.transports.group_transport import open_group_transport, serve_rank
@@ -235,7 +244,7 @@ def pair(opened: Pair) -> Pair:
     return opened
 
 
-def ended(motion: Motion) -> Progress:
+def ended(motion: Motion | Digest) -> Progress:
     limit_s = time.monotonic() + 60
     while (progress := motion.progress()) == "busy" and time.monotonic() < limit_s:
         time.sleep(0.0005)
@@ -340,6 +349,40 @@ def check_tokens_arrive(ours: Side, other: Side, how: How) -> None:
     move(how, ours, other, Span(pages, theirs, 0, 41))
     assert torch.equal(ours.tokens(pages, 41), expected)
     assert torch.equal(other.tokens(theirs, 41), expected)
+    (giver, sent), (taker, arrived) = (ours, pages), (other, theirs)
+    if how == "read":
+        (giver, sent), (taker, arrived) = (taker, arrived), (giver, sent)
+    known = digest_of(giver, sent, 41, taker.layout)
+    assert digest_of(taker, arrived, 41) == known
+    parts = [digest_of(giver, sent, end, taker.layout, begin) for begin, end in ((0, 16), (16, 32), (32, 41))]
+    assert sum(parts) % (1 << 64) == known
+
+
+def digest_of(side: Side, pages: list[int], end: int, consumer: KVLayout | None = None, begin: int = 0) -> int:
+    """Returns the digest of a side's tokens, as that side computes it for the consumer or for itself."""
+    digest = side.transport.digest(Span(pages, [], begin, end), consumer)
+    assert ended(digest) == "done"
+    return digest.value
+
+
+def test_a_digest_differs_when_any_bit_of_a_token_is_flipped_or_tokens_are_exchanged(pair: Pair) -> None:
+    side, pages, draw = pair.ours, [5, 2], random.Random(7)
+    known = digest_of(side, pages, 21)
+    for _ in range(60):
+        pool, page, offset = draw.choice(side.pools), *divmod(draw.randrange(21), 16)
+        words = pool.view(torch.int32)
+        place = pages[page], draw.randrange(2), draw.randrange(2), offset, draw.randrange(pool.shape[-1])
+        bit = 1 << draw.randrange(31)
+        words[place] ^= bit
+        if side.pools[0].is_cuda:
+            torch.cuda.synchronize()
+        assert digest_of(side, pages, 21) != known
+        words[place] ^= bit
+    for pool in side.pools:
+        pool.view(torch.int32)[pages[1], 0, 0, 5:] ^= 1 << 7  # behind the last token: another sequence's
+    assert digest_of(side, pages, 21) == known
+    assert digest_of(side, pages[::-1], 21) != known
+    assert digest_of(side, pages, 21, begin=1) != known
 
 
 @pytest.mark.parametrize(("our_page", "their_page"), [(0, NUM_PAGES), (0, -1), (NUM_PAGES, 0), (0, 1 << 40)], ids=str)

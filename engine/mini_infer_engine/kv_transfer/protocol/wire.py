@@ -15,7 +15,7 @@ from mini_infer_engine.kv_transfer.staging_slots import RECEIVE_SLOTS, Area, Sta
 from mini_infer_engine.kv_transfer.topology.mapped_memory import SharedPool
 from mini_infer_engine.kv_transfer.topology.path_selection import Place
 
-VERSION = 7
+VERSION = 8
 """Version of these messages: both engines must use the same one."""
 
 
@@ -31,6 +31,10 @@ _Lease = Annotated[float, Meta(gt=0, le=86_400)]
 _Rate = Annotated[float, Meta(ge=0, le=1e18)]
 """A rate per second. It is finite, because time-outs are computed from it."""
 _StateSlot = Annotated[int, Meta(ge=0, lt=1 << 31)]
+_Digest = Annotated[int, Meta(ge=0)]
+"""The digest of all tokens of a job, and of the recurrent state after them, as the consumer should have them (see
+`token_digests`).
+"""
 _Size = Annotated[int, Meta(ge=0, lt=1 << 53)]
 _Layer = Annotated[int, Meta(ge=0, le=1 << 16)]
 _Name = Annotated[str, Meta(max_length=512)]
@@ -206,6 +210,7 @@ class Prefilled(msgspec.Struct, frozen=True, tag=True):
     num_cached: _Tokens
     """Prompt tokens that were in the producer's prefix cache."""
     num_bytes: _Size
+    digest: _Digest = 0
 
 
 class KVGranted(msgspec.Struct, frozen=True, tag=True):
@@ -226,6 +231,7 @@ class KVGranted(msgspec.Struct, frozen=True, tag=True):
     """The producer's slot of the recurrent state after these tokens. None if the model has none."""
     is_state_staged: bool = False
     """True if the state comes through staging slots, before `AllWritten`."""
+    digest: _Digest = 0
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

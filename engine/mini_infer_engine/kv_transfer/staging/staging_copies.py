@@ -16,6 +16,7 @@ import numpy as np
 from mini_infer_engine.kv_transfer.cuda_driver import CudaDriver, CudaError
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
 from mini_infer_engine.kv_transfer.staging.row_copies import copy_rows
+from mini_infer_engine.kv_transfer.staging.tensor_memory import DeviceBytes
 from mini_infer_engine.kv_transfer.staging_slots import Area, Block, moves_whole_pages
 
 log = logging.getLogger(__name__)
@@ -133,18 +134,6 @@ def converted(values: np.ndarray, source: str, target: str) -> np.ndarray:
     return np.where(np.isnan(exact), np.uint16(0x7FC0), rounded)
 
 
-class _Memory:
-    """GPU memory by its address, in a form that torch wraps as a tensor (CUDA array interface)."""
-
-    def __init__(self, memory: KVMemory) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (memory.size,),
-            "typestr": "|u1",
-            "data": (memory.address, False),
-            "version": 3,
-        }
-
-
 _LEAST_COPY_BYTES = 32 << 10
 """The least bytes of a page's layers for which a copy of its own pays: the host needs 5 us for each."""
 
@@ -163,7 +152,7 @@ class TorchCopies:
         self._memory = memory
         on_gpu = memory.device == "cuda"
         self._where = torch.device("cuda", memory.device_index) if on_gpu else torch.device("cpu")
-        self._pool = torch.as_tensor(_Memory(memory), device=self._where) if on_gpu else pool
+        self._pool = torch.as_tensor(DeviceBytes(memory), device=self._where) if on_gpu else pool
         if area == "device":
             self._buffer = torch.zeros(num_bytes, dtype=torch.uint8, device=self._where)
         else:

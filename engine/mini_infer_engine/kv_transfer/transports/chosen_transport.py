@@ -8,7 +8,7 @@ from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Pool, Span
 from mini_infer_engine.kv_transfer.protocol.wire import TransportAddress
 from mini_infer_engine.kv_transfer.staging_slots import Area
 from mini_infer_engine.kv_transfer.topology.path_selection import mapping_pays
-from mini_infer_engine.kv_transfer.transport import How, Motion, TransportError
+from mini_infer_engine.kv_transfer.transport import Digest, How, Motion, TransportError
 from mini_infer_engine.kv_transfer.transports.mapped_transport import MappedTransport
 from mini_infer_engine.kv_transfer.transports.nixl_transport import NixlTransport
 
@@ -100,6 +100,10 @@ class ChosenTransport:
     def place(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
         """Copies a slot of NIXL's buffer into pages."""
         return self._nixl.place(engine_id, area, slot, span)
+
+    def digest(self, span: Span, consumer: KVLayout | None = None) -> Digest:
+        """Begins to compute the digest of tokens in our pool."""
+        return self._mapped.digest(span, consumer)
 
     def close(self) -> None:
         """Closes both transports."""

@@ -21,6 +21,8 @@ from mini_infer_engine.kv_transfer.staging_slots import Area
 from mini_infer_engine.kv_transfer.transport import (
     BUSY_S,
     TEND_S,
+    Digest,
+    DigestSum,
     How,
     Motion,
     Motions,
@@ -90,6 +92,14 @@ class Place(msgspec.Struct, frozen=True, tag=True):
     span: Span
 
 
+class ComputeDigest(msgspec.Struct, frozen=True, tag=True):
+    """Calls `Transport.digest` on another rank, which reports the end as `Digested` with the same number."""
+
+    number: int
+    span: Span
+    consumer: KVLayout | None
+
+
 class Opened(msgspec.Struct, frozen=True, tag=True):
     """Reports that a rank has opened its transport."""
 
@@ -110,12 +120,20 @@ class Moved(msgspec.Struct, frozen=True, tag=True):
     num_bytes: int
 
 
+class Digested(msgspec.Struct, frozen=True, tag=True):
+    """Reports a rank's part of a digest."""
+
+    number: int
+    progress: Progress
+    value: int
+
+
 Begin = Start | Stage | Push | Place
-Command = AddPeer | RemovePeer | Begin
+Command = AddPeer | RemovePeer | Begin | ComputeDigest
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_command = msgspec.msgpack.Decoder(Command).decode
-_decode_news = msgspec.msgpack.Decoder(Opened | NotOpened | Moved).decode
+_decode_news = msgspec.msgpack.Decoder(Opened | NotOpened | Moved | Digested).decode
 
 
 def open_group_transport(
@@ -159,7 +177,7 @@ class GroupTransport:
         self._others = [str(rank).encode() for rank in range(1, len(addresses))]
         self._numbers = itertools.count()
         self._awaited: dict[int, dict[bytes, _RankMotion]] = {}
-        """Unfinished motions of other ranks, by number and rank."""
+        """Unfinished motions and digests of other ranks, by number and rank."""
 
     def enter_thread(self) -> None:
         """Prepares the thread for the first rank's transport."""
@@ -189,7 +207,7 @@ class GroupTransport:
         """Begins the transfer on all ranks."""
         local = self._local.start(engine_id, how, span)  # first, for where it fails nobody has begun
         number = next(self._numbers)
-        return self._with_others(number, local, Start(number, engine_id, how, span))
+        return self._with_others(local, Start(number, engine_id, how, span))
 
     def staging_area(self, engine_id: str, span: Span) -> Area | None:
         """Returns the first rank's choice, which holds for all ranks: their pools and machines are alike."""
@@ -202,23 +220,30 @@ class GroupTransport:
     def stage(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
         """Gathers tokens into the slot on all ranks."""
         local, number = self._local.stage(engine_id, area, slot, span), next(self._numbers)
-        return self._with_others(number, local, Stage(number, engine_id, area, slot, span))
+        return self._with_others(local, Stage(number, engine_id, area, slot, span))
 
     def push(self, engine_id: str, area: Area, slot: int, their_slot: int, span: Span) -> Motion:
         """Writes the slot of all ranks."""
         local, number = self._local.push(engine_id, area, slot, their_slot, span), next(self._numbers)
-        return self._with_others(number, local, Push(number, engine_id, area, slot, their_slot, span))
+        return self._with_others(local, Push(number, engine_id, area, slot, their_slot, span))
 
     def place(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
         """Copies the slot into pages on all ranks."""
         local, number = self._local.place(engine_id, area, slot, span), next(self._numbers)
-        return self._with_others(number, local, Place(number, engine_id, area, slot, span))
+        return self._with_others(local, Place(number, engine_id, area, slot, span))
 
-    def _with_others(self, number: int, local: Motion, command: Begin) -> Motion:
+    def digest(self, span: Span, consumer: KVLayout | None = None) -> Digest:
+        """Computes the digest on all ranks, whose parts add up."""
+        local, number = self._local.digest(span, consumer), next(self._numbers)
+        return DigestSum([local, *self._await(ComputeDigest(number, span, consumer))])
+
+    def _with_others(self, local: Motion, command: Begin) -> Motion:
+        return Motions([local, *self._await(command)])
+
+    def _await(self, command: Begin | ComputeDigest) -> "list[_RankMotion]":
         self._report(command)
-        awaited = {rank: _RankMotion(self._receive) for rank in self._others}
-        self._awaited[number] = awaited
-        return Motions([local, *awaited.values()])
+        awaited = self._awaited[command.number] = {rank: _RankMotion(self._receive) for rank in self._others}
+        return list(awaited.values())
 
     def close(self) -> None:
         """Closes the first rank's transport, and the socket to the others."""
@@ -235,21 +260,26 @@ class GroupTransport:
         while self._router.poll(0):
             rank, payload = self._router.recv_multipart()
             news = _decode_news(payload)
-            if isinstance(news, Moved):
+            if isinstance(news, Moved | Digested):
                 awaited = self._awaited[news.number]
                 motion = awaited.pop(rank)
-                motion.end, motion.num_bytes = news.progress, news.num_bytes
+                motion.end = news.progress
+                if isinstance(news, Moved):
+                    motion.num_bytes = news.num_bytes
+                else:
+                    motion.value = news.value
                 if not awaited:
                     del self._awaited[news.number]
 
 
 class _RankMotion:
-    """Another rank's part of a motion."""
+    """Another rank's part of a motion or of a digest."""
 
     def __init__(self, receive: Callable[[], None]) -> None:
         self._receive = receive
         self.end: Progress = "busy"
         self.num_bytes = 0
+        self.value = 0
 
     def progress(self) -> Progress:
         """Returns the state that the rank has reported."""
@@ -289,6 +319,7 @@ class RankMover:
         """Wraps the rank's transport. `socket` is a DEALER to the first rank."""
         self._transport, self._socket = transport, socket
         self._moving: dict[int, Motion] = {}
+        self._digests: dict[int, Digest] = {}
         self._tended_s = 0.0
 
     def run(self) -> None:
@@ -298,8 +329,9 @@ class RankMover:
 
     def iterate(self) -> None:
         """Receives at most one command, and polls motions in flight. It waits a little if there is nothing to do."""
-        if not self._socket.poll(0 if self._moving else int(TEND_S * 1000)):
-            if self._moving:
+        is_busy = bool(self._moving or self._digests)
+        if not self._socket.poll(0 if is_busy else int(TEND_S * 1000)):
+            if is_busy:
                 time.sleep(BUSY_S)
         else:
             self._do(_decode_command(self._socket.recv()))
@@ -307,6 +339,10 @@ class RankMover:
             if (progress := motion.progress()) != "busy":
                 del self._moving[number]
                 self._socket.send(_encode(Moved(number, progress, motion.num_bytes)))
+        for number, digest in list(self._digests.items()):
+            if (progress := digest.progress()) != "busy":
+                del self._digests[number]
+                self._socket.send(_encode(Digested(number, progress, digest.value)))
         if (now_s := time.monotonic()) >= self._tended_s + TEND_S:
             self._tended_s = now_s
             self._transport.tend()
@@ -320,6 +356,12 @@ class RankMover:
                     self._transport.add_peer(engine_id, layout, where)
                 except Exception as error:
                     log.warning("KV transfer: %s", error)  # and what is to move there fails
+            case ComputeDigest(number, span, consumer):
+                try:
+                    self._digests[number] = self._transport.digest(span, consumer)
+                except Exception:
+                    log.exception("KV transfer: a digest cannot be computed")
+                    self._socket.send(_encode(Digested(number, "failed", 0)))
             case _:
                 try:
                     self._moving[command.number] = self._begin(command)

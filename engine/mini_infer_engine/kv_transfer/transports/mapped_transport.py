@@ -22,11 +22,12 @@ from mini_infer_engine.kv_transfer.layout import (
     shares_to_read,
     shares_to_write,
 )
+from mini_infer_engine.kv_transfer.pool_digests import PoolDigests
 from mini_infer_engine.kv_transfer.protocol.wire import RankAddress, TransportAddress
 from mini_infer_engine.kv_transfer.staging_slots import Area
 from mini_infer_engine.kv_transfer.topology.locality import place_of_this_process
 from mini_infer_engine.kv_transfer.topology.mapped_memory import IsDone, MappedMemory, Mapping, SharedPool
-from mini_infer_engine.kv_transfer.transport import How, Motion, Motions, Progress, TransportError
+from mini_infer_engine.kv_transfer.transport import Digest, How, Motion, Motions, Progress, TransportError
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class MappedTransport:
         self.name: str = mapped.shared.kind
         self._mapped, self._memory, self._rank = mapped, memory, rank
         self._place = place_of_this_process()
+        self._digests = PoolDigests(memory, rank)
         self._peers: dict[str, _Peer] = {}
         self._leaving: list[_Peer] = []
         """Removed peers from or to which copies are still in flight."""
@@ -69,6 +71,7 @@ class MappedTransport:
     def enter_thread(self) -> None:
         """Prepares the thread for copies."""
         self._mapped.enter_thread()
+        self._digests.prepare()
 
     def describe(self) -> TransportAddress:
         """Returns the pool's handle."""
@@ -183,6 +186,10 @@ class MappedTransport:
 
     def _refuse(self, engine_id: str, area: Area) -> NoReturn:
         raise TransportError(f"{engine_id} stages in its {area}'s memory, and {self.name} has no staging buffers")
+
+    def digest(self, span: Span, consumer: KVLayout | None = None) -> Digest:
+        """Begins to compute the digest of tokens in our pool."""
+        return self._digests.begin(span, consumer)
 
     def close(self) -> None:
         """Removes all peers. Copies in flight are left alone, because the process ends."""

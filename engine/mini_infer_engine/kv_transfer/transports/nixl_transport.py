@@ -24,12 +24,14 @@ from mini_infer_engine.kv_transfer.layout import (
     shares_to_read,
     shares_to_write,
 )
+from mini_infer_engine.kv_transfer.pool_digests import PoolDigests
 from mini_infer_engine.kv_transfer.protocol.wire import RankAddress, TransportAddress
 from mini_infer_engine.kv_transfer.staging.nixl_staging import NixlStaging
 from mini_infer_engine.kv_transfer.staging_slots import Area, StagingBuffer, blocks, blocks_for
 from mini_infer_engine.kv_transfer.topology.locality import place_of_this_process
 from mini_infer_engine.kv_transfer.topology.path_selection import choose_path, is_direct
 from mini_infer_engine.kv_transfer.transport import (
+    Digest,
     How,
     Motion,
     Motions,
@@ -75,6 +77,7 @@ class NixlTransport:
         self._through_host = choice.kind == "nixl-host"
         self.name = "nixl-host" if self._through_host else "nixl"
         self._memory, self._rank = memory, rank
+        self._digests = PoolDigests(memory, rank)
         self.enter_thread()  # this one, which registers: of a group's rank it is not the one that has loaded the model
         self._segment = _SEGMENTS[memory.device]
         with _sleeping_progress_thread(nixl.nixlBind):
@@ -100,6 +103,7 @@ class NixlTransport:
             import torch
 
             torch.cuda.set_device(self._memory.device_index)
+        self._digests.prepare()
 
     def describe(self) -> TransportAddress:
         """Returns the agent's metadata, and the addresses of the pool and the staging buffers."""
@@ -226,6 +230,10 @@ class NixlTransport:
         table[:, 1] = sizes
         table[:, 2] = pool.device_index
         return self._agent.get_xfer_descs(table, _SEGMENTS[pool.device])
+
+    def digest(self, span: Span, consumer: KVLayout | None = None) -> Digest:
+        """Begins to compute the digest of tokens in our pool."""
+        return self._digests.begin(span, consumer)
 
     def close(self) -> None:
         """Removes all peers, and deregisters all memory."""

@@ -12,7 +12,7 @@ from functools import partial
 from mini_infer_engine.kv_transfer.layout import KVLayout, Pool, Span
 from mini_infer_engine.kv_transfer.protocol.wire import TransportAddress
 from mini_infer_engine.kv_transfer.staging_slots import Area
-from mini_infer_engine.kv_transfer.transport import How, Motion, Progress, Transport, TransportError
+from mini_infer_engine.kv_transfer.transport import Digest, How, Motion, Progress, Transport, TransportError
 
 Clock = Callable[[], float]
 
@@ -129,6 +129,10 @@ class PacedTransport:
     def place(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
         """Copies a slot into pages at once: nothing leaves the host."""
         return self._transport.place(engine_id, area, slot, span)
+
+    def digest(self, span: Span, consumer: KVLayout | None = None) -> Digest:
+        """Begins to compute a digest at once: nothing leaves the host."""
+        return self._transport.digest(span, consumer)
 
     def close(self) -> None:
         """Closes the wrapped transport."""

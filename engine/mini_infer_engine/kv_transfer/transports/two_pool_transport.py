@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from mini_infer_engine.kv_transfer.layout import KVLayout, Pool, Span
 from mini_infer_engine.kv_transfer.protocol.wire import TransportAddress
 from mini_infer_engine.kv_transfer.staging_slots import Area
-from mini_infer_engine.kv_transfer.transport import How, Motion, Transport, TransportError
+from mini_infer_engine.kv_transfer.transport import Digest, How, Motion, Transport, TransportError
 
 
 def states_id(engine_id: str) -> str:
@@ -86,6 +86,11 @@ class TwoPoolTransport:
         """Copies a slot of the span's pool to where the span says."""
         transport, peer = self._of(engine_id, span.pool)
         return transport.place(peer, area, slot, span)
+
+    def digest(self, span: Span, consumer: KVLayout | None = None) -> Digest:
+        """Begins to compute the digest of tokens or of a state."""
+        transport = self._pages if span.pool == "pages" else self._states
+        return transport.digest(span, None if consumer is None else consumer.of(span.pool))
 
     def close(self) -> None:
         """Closes both transports."""

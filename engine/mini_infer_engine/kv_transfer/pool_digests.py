@@ -1,0 +1,223 @@
+"""Computes the digest of a span of tokens, as `token_digests` defines it, from one rank's page pool.
+
+The producer's digest is that of what arrives: each head as often as ranks of the consumer receive it, in the consumer's
+dtype. The consumer's is that of all of its heads. In main memory it is computed at once, by numpy; on a GPU a kernel
+runs on a stream of its own, beside the passes. The tokens must have been computed, and stay where they are until it has
+ended.
+"""
+
+import ctypes
+import importlib
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mini_infer_engine.kv_transfer.layout import HeadShare, KVLayout, KVMemory, Span, shares_to_write
+from mini_infer_engine.kv_transfer.staging.staging_copies import converted
+from mini_infer_engine.kv_transfer.staging.tensor_memory import DeviceBytes
+from mini_infer_engine.kv_transfer.token_digests import (
+    GOLDEN,
+    MODULUS,
+    STATE_TOKEN,
+    Region,
+    mixed_words,
+    num_rows,
+    place_factors,
+    regions,
+    token_factors,
+    word_bytes_of,
+)
+from mini_infer_engine.kv_transfer.transport import Digest, KnownDigest, Progress
+
+_TOKENS_AT_ONCE = 256
+"""Tokens that are converted to another dtype at a time on a GPU."""
+
+
+class PoolDigests:
+    """Digests of one pool, that of pages or that of recurrent states."""
+
+    def __init__(self, memory: KVMemory, rank: int = 0) -> None:
+        self._memory, self._rank = memory, rank
+        self._words: _HostWords | _DeviceWords | None = None
+
+    def begin(self, span: Span, consumer: KVLayout | None) -> Digest:
+        """Begins to compute the digest of `span.our_pages` for a consumer with this layout of the pool; None means that
+        this engine is the consumer.
+        """
+        ours = self._memory.layout
+        target = ours if consumer is None else consumer
+        shares = _whole(ours) if consumer is None else shares_to_write(ours, self._rank, consumer)
+        tokens = np.arange(span.begin, span.end, dtype=np.int64)
+        pages = np.asarray(span.our_pages, np.int64)[tokens // ours.page_size]
+        factors = token_factors(tokens + STATE_TOKEN if span.pool == "states" else tokens)
+        first = self._rank // ours.copies * ours.num_heads
+        return self._open().digest(pages, tokens % ours.page_size, factors, target, shares, first)
+
+    def prepare(self) -> None:
+        """Compiles the kernel of a GPU now: a transfer that waited for that would be late."""
+        if self._memory.device == "cuda":
+            self.begin(Span([0], [], 0, 1), None)
+
+    def _open(self) -> "_HostWords | _DeviceWords":
+        if self._words is None:
+            self._words = _DeviceWords(self._memory) if self._memory.device == "cuda" else _HostWords(self._memory)
+        return self._words
+
+
+def _whole(layout: KVLayout) -> list[HeadShare]:
+    return [HeadShare(0, 0, 0, layout.num_heads)]
+
+
+class _HostWords:
+    """The words of a pool in main memory."""
+
+    def __init__(self, memory: KVMemory) -> None:
+        whole = (ctypes.c_uint8 * memory.size).from_address(memory.address)
+        layout = memory.layout
+        self._layout = layout
+        self._pages: np.ndarray = np.ctypeslib.as_array(whole).reshape(-1, num_rows(layout), layout.half_bytes)
+        self._factors: dict[tuple[Region, int, int], np.ndarray] = {}
+
+    def digest(
+        self,
+        pages: np.ndarray,
+        offsets: np.ndarray,
+        factors: np.ndarray,
+        target: KVLayout,
+        shares: Sequence[HeadShare],
+        first_head: int,
+    ) -> Digest:
+        """Returns the digest of tokens at pages and offsets [tokens], each with its factor."""
+        total = 0
+        starts = [0, *(np.flatnonzero(np.diff(pages)) + 1).tolist(), len(pages)]
+        for begin, end in itertools.pairwise(starts):  # the tokens of one page, which follow each other
+            rows = self._pages[pages[begin]], slice(int(offsets[begin]), int(offsets[end - 1]) + 1)
+            sums = sum(self._sums(*rows, target, share, first_head) for share in shares)
+            total += int(np.dot(sums, factors[begin:end])) if shares else 0
+        return KnownDigest(total % MODULUS)
+
+    def _sums(self, page: np.ndarray, tokens: slice, target: KVLayout, share: HeadShare, first_head: int) -> np.ndarray:
+        """Returns the sum [tokens] uint64 of some heads of tokens of one page [rows, bytes]."""
+        ours = self._layout
+        elements = page[:, : ours.page_size * ours.row_bytes]
+        cells = elements.reshape(len(page), ours.page_size, ours.num_heads, ours.head_bytes)
+        cells = cells[:, tokens, share.our_first : share.our_first + share.count]
+        if ours.dtype != target.dtype:
+            values = converted(np.ascontiguousarray(cells).reshape(-1), ours.dtype, target.dtype)
+            cells = values.view(np.uint8).reshape(*cells.shape[:-1], target.head_bytes)
+        element_words, *scales = regions(target, ours.total_heads, word_bytes_of(target))
+        first = first_head + share.our_first
+        total = self._dot(element_words, np.moveaxis(cells, 1, 0), first)
+        for region in scales:
+            found = page[:, ours.page_size * ours.row_bytes :].reshape(len(page), ours.num_heads, ours.page_size, -1)
+            total = total + self._dot(region, np.moveaxis(found[:, :, tokens], 2, 0), first)
+        return total
+
+    def _dot(self, region: Region, cells: np.ndarray, first: int) -> np.ndarray:
+        """Returns the sum [tokens] of words * factors, of cells [tokens, rows, heads, bytes]."""
+        tokens, rows, heads, _ = cells.shape
+        key = region, first, heads
+        if key not in self._factors:
+            self._factors[key] = place_factors(region, rows, first, heads).reshape(-1)
+        words = np.ascontiguousarray(cells).reshape(tokens, -1).view(f"u{region.word_bytes}")
+        products: np.ndarray = mixed_words(words) @ self._factors[key]
+        return products
+
+
+class _DeviceDigest:
+    """A digest that a GPU computes."""
+
+    def __init__(self, total: Any, has_ended: Callable[[], bool]) -> None:
+        self._total, self._has_ended = total, has_ended
+
+    @property
+    def value(self) -> int:
+        """The digest, once it is `done`."""
+        return int(self._total) % MODULUS
+
+    def progress(self) -> Progress:
+        """Returns the state without waiting."""
+        return "done" if self._has_ended() else "busy"
+
+
+class _DeviceWords:
+    """The words of a pool on a GPU."""
+
+    def __init__(self, memory: KVMemory) -> None:
+        self._torch = torch = importlib.import_module("torch")
+        self._kernel = importlib.import_module("mini_infer_engine.kernels.token_digests").token_digests
+        self._layout, self._num_pages = memory.layout, memory.num_pages
+        self._where = torch.device("cuda", memory.device_index)
+        self._bytes = torch.as_tensor(DeviceBytes(memory), device=self._where)
+        self._stream = torch.cuda.Stream(self._where, priority=-1)  # ahead of the prefill's kernels
+
+    def digest(
+        self,
+        pages: np.ndarray,
+        offsets: np.ndarray,
+        factors: np.ndarray,
+        target: KVLayout,
+        shares: Sequence[HeadShare],
+        first_head: int,
+    ) -> Digest:
+        """Begins the digest of tokens at pages and offsets [tokens], each with its factor."""
+        torch, places = self._torch, np.stack([pages, offsets, factors.view(np.int64)])
+        with torch.inference_mode(), torch.cuda.device(self._where), torch.cuda.stream(self._stream):
+            on_device = torch.from_numpy(places).pin_memory().to(self._where, non_blocking=True)
+            sums = torch.zeros(len(pages), dtype=torch.int64, device=self._where)
+            for share in shares:
+                if self._layout.dtype == target.dtype:
+                    self._add(sums, on_device[0], on_device[1], share, first_head)
+                else:
+                    self._add_converted(sums, on_device[0], on_device[1], target, share, first_head)
+            total = torch.empty((), dtype=torch.int64, pin_memory=True)
+            total.copy_((sums * on_device[2]).sum(), non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        return _DeviceDigest(total, lambda: bool(event.query()))
+
+    def _add(self, sums: Any, pages: Any, offsets: Any, share: HeadShare, first_head: int) -> None:
+        torch, layout = self._torch, self._layout
+        kinds = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+        for region in regions(layout, layout.total_heads, word_bytes_of(layout)):
+            words = self._bytes.view(kinds[region.word_bytes])
+            sums += self._kernel(
+                words,
+                pages,
+                offsets,
+                page_words=layout.page_bytes // region.word_bytes,
+                half_words=layout.half_bytes // region.word_bytes,
+                first_word=region.first_word + share.our_first * region.head_stride,
+                token_stride=region.token_stride,
+                head_stride=region.head_stride,
+                head_words=region.head_words,
+                num_rows=num_rows(layout),
+                num_heads=share.count,
+                first_column=(first_head + share.our_first) * region.head_words,
+                first_index=region.first_index,
+                row_indices=region.row_indices,
+                golden=GOLDEN - MODULUS,
+            )
+
+    def _add_converted(
+        self, sums: Any, pages: Any, offsets: Any, target: KVLayout, share: HeadShare, first_head: int
+    ) -> None:
+        """Adds the sums of tokens in the consumer's dtype, which no kernel of ours converts: some tokens at a time."""
+        torch, ours = self._torch, self._layout
+        sizes = (self._num_pages, num_rows(ours), ours.page_size, ours.num_heads, -1)
+        cells = self._bytes.view(getattr(torch, ours.dtype)).view(sizes)
+        [region] = regions(target, ours.total_heads, word_bytes_of(target))
+        words = {8: torch.int64, 4: torch.int32, 2: torch.int16}[region.word_bytes]
+        first = first_head + share.our_first
+        factors = torch.from_numpy(place_factors(region, num_rows(ours), first, share.count).view(np.int64))
+        factors, mask = (
+            factors.to(self._where).reshape(-1),
+            -1 if region.word_bytes == 8 else 256**region.word_bytes - 1,
+        )
+        for begin in range(0, len(pages), _TOKENS_AT_ONCE):
+            some = slice(begin, begin + _TOKENS_AT_ONCE)
+            found = cells[pages[some], :, offsets[some], share.our_first : share.our_first + share.count]
+            wide = found.to(getattr(torch, target.dtype)).contiguous().view(words).flatten(1).to(torch.int64) & mask
+            sums[some] += ((wide ^ ((wide >> 32) & 0xFFFFFFFF)) * factors).sum(dim=1)
