@@ -2,15 +2,15 @@
 
     python benchmarks/kv_tiers.py --model qwen2.5-7b --part hit --lengths 512,2048,4096,8192 --out FILE
     python benchmarks/kv_tiers.py --model qwen2.5-7b --part copies --out FILE
-    python benchmarks/kv_tiers.py --model qwen2.5-7b --part unshared --out FILE
+    python benchmarks/kv_tiers.py --model qwen2.5-7b --part unshared --host-path /dev/shm/kv --out FILE
 
-- hit: the time to the first token of a prompt that is computed, or whose blocks are on the device, in main memory or on
-  the disk.
+- hit: the time to the first token of a prompt that is computed, or of which so many tokens are on the device, in main
+  memory or on the disk; 16 more are computed.
 - copies: bytes per second of whole pages between the device and main memory, digests included.
 - unshared: tokens per second of prompts that hit nothing, with a tier that copies behind and without, in turns, on one
   engine whose cache is so small that every prompt evicts others.
 
-`kv_tier_traces.py` replays recorded loads.
+With `--host-path` main memory is a pool that engines share. `kv_tier_traces.py` replays recorded loads.
 """
 
 import argparse
@@ -32,6 +32,8 @@ from mini_infer_engine.core.kv_tiers.tiers import NO_TIERS
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core_process.build import BuiltEngine, build_engine
 
+_COMPUTED = 16
+"""Tokens of a prompt behind those that hit: a page has a multiple of them."""
 _SMOKE = {
     "model": "demo",
     "lengths": [64, 256],
@@ -52,6 +54,8 @@ def main() -> None:
     parser.add_argument("--part", type=words, default=["hit", "copies", "unshared"], help="such as hit,copies")
     parser.add_argument("--lengths", type=integers, default=[512, 2048, 4096, 8192], help="tokens of prompts, of `hit`")
     parser.add_argument("--concurrencies", type=integers, default=[1, 8, 64], help="requests at a time, of `unshared`")
+    parser.add_argument("--host-path", help="a folder in memory for a pool that engines share")
+    parser.add_argument("--disk-path", help="a folder for the disk's tier (default: a temporary one)")
     parser.add_argument("--rounds", type=int, default=5, help="prompts of each length; pairs of each concurrency")
     parser.set_defaults(host_bytes=16 << 30, cache_bytes=8_000_000_000, prompt=1024, output=64, copied_bytes=512 << 20)
     args = parser.parse_args()
@@ -60,7 +64,9 @@ def main() -> None:
     result: dict[str, Any] = {"model": args.model}
     with tempfile.TemporaryDirectory() as folder:
         sizes = {"kv_host_memory": args.host_bytes, "kv_cache_memory": args.cache_bytes, "max_num_seqs": 64}
-        disk = {"kv_disk_path": f"{folder}/kv", "kv_disk_size": args.host_bytes} if "hit" in args.part else {}
+        disk = {"kv_disk_path": args.disk_path or f"{folder}/kv", "kv_disk_size": args.host_bytes}
+        disk = disk if "hit" in args.part else {}
+        sizes |= {"kv_host_path": args.host_path} if args.host_path else {}
         engine = open_engine(args.model, Path(folder), **sizes, **disk)
         largest = 1000 if args.model == "demo" else vocabulary(str(model_folder(args.model, Path(folder))))
         for name in args.part:
@@ -112,9 +118,11 @@ def hits(args: argparse.Namespace, engine: Engine, largest: int) -> dict[str, An
     for length in args.lengths:
         times: dict[str, list[float]] = defaultdict(list)
         before = {name: tier.hit_tokens for name, tier in engine.stats().kv_tiers.tiers.items()}
-        serve(engine, [dice.randrange(3, largest) for _ in range(length)])  # compiles what this length needs
+        serve(
+            engine, [dice.randrange(3, largest) for _ in range(length + _COMPUTED)]
+        )  # compiles what this length needs
         for _ in range(args.rounds):
-            prompt = [dice.randrange(3, largest) for _ in range(length)]
+            prompt = [dice.randrange(3, largest) for _ in range(length + _COMPUTED)]
             times["computed"].append(serve(engine, prompt))
             times["device"].append(serve(engine, prompt))
             write_behind(engine)

@@ -190,6 +190,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0
     """Main memory for prefix cache blocks that are evicted from the device, of all devices together; a prompt gets them
     back where copying costs less than computing."""
+    kv_host_path: Annotated[
+        str | None, Option(group=BATCHING, unit="DIR", default_text="none: memory of the server, gone when it ends")
+    ] = None
+    """A folder in memory, such as /dev/shm/NAME, for the blocks of --kv-host-memory: engines with the same folder share
+    them, and they survive restarts and SIGKILL."""
     kv_disk_path: Annotated[str | None, Option(group=BATCHING, unit="DIR", default_text="none, which is off")] = None
     """A folder for prefix cache blocks that are evicted from main memory; they survive restarts. Needs --kv-host-memory
     and --kv-disk-size."""

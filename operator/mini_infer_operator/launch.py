@@ -138,14 +138,18 @@ def parallel_arguments(parallelism: Parallelism) -> tuple[str, ...]:
     return (*flags, *(("--enable-expert-parallel",) if parallelism.expert else ()))
 
 
-def tier_arguments(kv_cache: KvCache | None, disk_path: str) -> tuple[str, ...]:
-    """Returns the flags of tiers of the KV cache; `disk_path` is the folder of its disk, if it has one."""
+def tier_arguments(kv_cache: KvCache | None, host_path: str, disk_path: str) -> tuple[str, ...]:
+    """Returns the flags of tiers of the KV cache. `host_path` is a folder in memory for its main memory, "" if it is to
+    end with the engine; `disk_path` is the folder of its disk, if it has one.
+    """
     if kv_cache is None:
         return ()
-    host = f"--kv-host-memory={int(parse_quantity(kv_cache.host))}"
-    if kv_cache.disk is None:
-        return (host,)
-    return host, f"--kv-disk-path={disk_path}", f"--kv-disk-size={int(parse_quantity(kv_cache.disk.size))}"
+    flags = [f"--kv-host-memory={int(parse_quantity(kv_cache.host))}"]
+    if host_path:
+        flags.append(f"--kv-host-path={host_path}")
+    if kv_cache.disk is not None:
+        flags += [f"--kv-disk-path={disk_path}", f"--kv-disk-size={int(parse_quantity(kv_cache.disk.size))}"]
+    return tuple(flags)
 
 
 def moves_cache(name: str, role: RoleSpec) -> bool:
@@ -173,6 +177,7 @@ def serve_arguments(
     addresses: Addresses,
     *,
     model_mount: str,
+    kv_host_path: str,
     kv_disk_path: str,
     drain_s: float,
     peer_key_file: str,
@@ -180,10 +185,10 @@ def serve_arguments(
 ) -> list[str]:
     """Returns the arguments of `mini-infer-serve`.
 
-    `model_mount` is the path at which the volume of a pvc:// or oci:// model is mounted. `kv_disk_path` is the folder
-    of the engine on the disk of its KV cache. `peer_key_file` contains the
-    secret with which peers prove that they belong to the service. `nodes` is the number of pods or processes over which
-    the engine's ranks are started; each finds its own number and the first of them by LeaderWorkerSet's environment
+    `model_mount` is the path at which the volume of a pvc:// or oci:// model is mounted. `kv_host_path` is the engine's
+    folder in memory, and `kv_disk_path` its folder on the disk, for its KV cache. `peer_key_file` contains the secret
+    with which peers prove that they belong to the service. `nodes` is the number of pods or processes over which the
+    engine's ranks are started; each finds its own number and the first of them by LeaderWorkerSet's environment
     variables.
     """
     source = launch.source
@@ -208,7 +213,7 @@ def serve_arguments(
         *((f"--role={launch.role}", f"--transfer-port={addresses.transfer_port}") if launch.moves_cache else ()),
         *parallel_arguments(launch.parallelism),
         *((f"--nnodes={nodes}",) if nodes > 1 else ()),
-        *tier_arguments(launch.kv_cache, kv_disk_path),
+        *tier_arguments(launch.kv_cache, "" if launch.parallelism.ranks > 1 else kv_host_path, kv_disk_path),
         *launch.arguments,
     ]
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.kernels.page_digest import page_digests
+from mini_infer_engine.kv_host.open_pool import open_pool
 from mini_infer_engine.runtime.memory.host_tier import GOLDEN, CudaHostTier
 from tests.gpu.device import DEVICE, GPU_ONLY, KERNELS
 from tests.gpu.runs import make_engine, make_runner, make_settings, texts
@@ -75,6 +77,25 @@ def test_every_bit_flip_is_found_when_pages_come_back(widths: tuple[int, ...]) -
     for old, new in zip(before, parts, strict=True):
         assert torch.equal(new[6], old[1])
         assert torch.equal(new[7], old[4])
+
+
+@on_gpu
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="there is no file system in memory here")
+def test_page_is_loaded_by_another_engine_when_one_has_stored_it_in_shared_memory() -> None:
+    def tier(parts: list[torch.Tensor], folder: str) -> CudaHostTier:
+        shared = open_pool(folder, 1 << 20, 8 * sum(part.shape[1] for part in parts), 16, "0" * 64)
+        return CudaHostTier(parts, shared.layout.num_slots, b"", shared)
+
+    before = [torch.randint(-(2**62), 2**62, (8, width), device=DEVICE) for width in (1024, 8)]
+    after = [torch.zeros_like(part) for part in before]
+    with TemporaryDirectory(dir="/dev/shm") as folder:
+        one, other = tier(before, folder), tier(after, folder)
+        one.store(0, [PageMove(2, 3), PageMove(5, 0)])
+        stored = moved(one)
+        other.load(0, [PageMove(3, 6), PageMove(0, 1)])
+        assert moved(other).digests == stored.digests
+    for old, new in zip(before, after, strict=True):
+        assert torch.equal(new[[6, 1]], old[[2, 5]])
 
 
 def sessions(num_sessions: int, num_turns: int) -> list[list[Request]]:

@@ -53,18 +53,22 @@ class LocalUp:
         os.kill(pid, signal.SIGKILL)
 
 
-def write_service(folder: Path, max_tokens: int, replicas: int = 2) -> None:
+def write_service(folder: Path, max_tokens: int, replicas: int = 2, **more: Any) -> None:
     engine = {"kvCacheMemory": "64Mi", "maxModelLen": max_tokens}
     spec = {"unified": {"replicas": replicas, "engine": engine}, "rollout": {"maxSurge": 2, "minReadySeconds": 0}}
+    spec |= more
     (folder / "cr.new").write_text(yaml.safe_dump(changed({"spec": spec})))
     (folder / "cr.new").replace(folder / "cr.yaml")
 
 
 @contextmanager
-def local_up(folder: Path) -> Iterator[LocalUp]:
-    """Two engines and a gateway, once all are ready; all are killed at the end, since nobody waits for an answer."""
+def local_up(folder: Path, replicas: int = 2, **more: Any) -> Iterator[LocalUp]:
+    """Some engines and a gateway, once all are ready; all are killed at the end, since nobody waits for an answer.
+
+    `more` are fields of the service's spec.
+    """
     (port,) = free_ports(1)
-    write_service(folder, 4096)
+    write_service(folder, 4096, replicas, **more)
     command = [sys.executable, "-c", PROGRAM, "up", "-f", "cr.yaml", "--port", str(port)]
     with (folder / "output").open("wb") as output:
         variables = environment() | {"OMP_NUM_THREADS": "1"}

@@ -28,6 +28,7 @@ from mini_infer_engine.core.grammars.compiler import GrammarCompiler
 from mini_infer_engine.core.guarded_connector import FAULT, GuardedConnector
 from mini_infer_engine.core.hybrid_kv_cache_manager import make_kv_cache_manager
 from mini_infer_engine.core.images import NO_IMAGES, PromptImages, images_fault
+from mini_infer_engine.core.kv_tiers.host_blocks import HostBlocks
 from mini_infer_engine.core.kv_tiers.tier_memory import DiskMemory
 from mini_infer_engine.core.kv_tiers.tiers import DISK, HOST, make_kv_tiers
 from mini_infer_engine.core.kv_transfer import KVConnector, LayerProgress, NotReceived, Received
@@ -89,9 +90,11 @@ class Engine:
         chunk_alignment: int = 1,
         vision: VisionConfig | None = None,
         disk_memory: DiskMemory | None = None,
+        shared_blocks: HostBlocks | None = None,
     ) -> None:
         """Creates an engine without requests. `grammars` is None without a tokenizer: then no output can be
-        constrained. `vision` is None if the runner reads text alone, and `disk_memory` if no blocks are kept on a disk.
+        constrained. `vision` is None if the runner reads text alone, `disk_memory` if no blocks are kept on a disk, and
+        `shared_blocks` if no other engine shares the blocks of the runner's `host_memory`.
 
         Prompts are cut into chunks at multiples of `chunk_alignment` tokens.
         """
@@ -111,6 +114,7 @@ class Engine:
             disk_memory,
             compute_s_per_token=runner.swap_space.compute_s_per_token,
             record_events=record_events,
+            shared=shared_blocks,
         )
         speculation = speculation_of(settings)
         self._speculation: SpeculationPlanner | NoSpeculation = NoSpeculation()

@@ -20,8 +20,10 @@ from mini_infer_engine.config.pooling.pooler_config import PoolerConfig
 from mini_infer_engine.core.batch import Runner
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.grammars.compiler import GrammarCompiler
+from mini_infer_engine.core.kv_tiers.host_blocks import HostBlocks
 from mini_infer_engine.core_process.disk_tier import open_disk
 from mini_infer_engine.core_process.messages import ModelInfo
+from mini_infer_engine.core_process.shared_tier import open_shared_tier
 from mini_infer_engine.dry import vocabulary as dry_model
 from mini_infer_engine.dry.dry_run import DryRun
 from mini_infer_engine.dry.scripted_runner import (
@@ -30,6 +32,7 @@ from mini_infer_engine.dry.scripted_runner import (
     PRETENDED_BYTES_PER_TOKEN,
     ScriptedRunner,
 )
+from mini_infer_engine.kv_host.shared_index import SharedHostIndex
 from mini_infer_engine.kv_transfer.layout import KVMemory
 from mini_infer_engine.kv_transfer.transport import OpenTransport
 from mini_infer_engine.kv_transfer.transports.open_transport import open_transport
@@ -143,6 +146,7 @@ def _build_real(
         chunk_alignment=BLOCK_SIZE_TOKENS if layout.scale_bytes else 1,  # cuts like those of the prefix cache alone
         vision=config.vision,
         disk_memory=open_disk(settings, runner.host_memory, runner.page_size, runner.device.type),
+        shared_blocks=_shared_blocks(runner, record_events=record_events),
     )
     model = _model_info(runner, runner.max_model_len, config.vocab_size)
     if not runner.kv_cache.is_uniform:
@@ -166,6 +170,12 @@ def _build_real(
         model = msgspec.structs.replace(model, vision=config.vision.family, max_images=most)
     model = msgspec.structs.replace(model, weights=runner.loaded, start_seconds=runner.start_seconds)
     return BuiltEngine(engine, model, revision, runner.kv_memory(), runner.open_transport, runner.weight_server)
+
+
+def _shared_blocks(runner: "ModelRunner | ParallelRunner", *, record_events: bool) -> HostBlocks | None:
+    """Returns the record of blocks in main memory that other engines share; None if no others do."""
+    file = None if runner.host_memory is None else runner.host_memory.shared
+    return None if file is None else SharedHostIndex(file, record_events=record_events)
 
 
 def _build_pooling(
@@ -198,7 +208,8 @@ def _load(
     with no_collection():
         from mini_infer_engine.runtime.model_runner import load_runner
     if num_ranks(settings) == 1:
-        return load_runner(settings, reports_layers=moves_kv, weights=weights)
+        open_shared = partial(open_shared_tier, settings) if settings.kv_host_path else None
+        return load_runner(settings, reports_layers=moves_kv, weights=weights, open_shared=open_shared)
     from mini_infer_engine.distributed.parallel_runner import NOT_WATCHED, load_parallel
 
     return load_parallel(settings, watched or NOT_WATCHED, reports_layers=moves_kv)

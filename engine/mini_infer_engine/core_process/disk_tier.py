@@ -1,15 +1,13 @@
 """Opens the files of the prefix cache's tier on a disk, for blocks of exactly this model, dtype, layout and version."""
 
-import hashlib
 import logging
 from pathlib import Path
 
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.kv_tiers.tier_memory import HostMemory
-from mini_infer_engine.core_process.weights_identity import weights_identity
+from mini_infer_engine.core_process.blocks_identity import blocks_identity, is_blocks_identity
 from mini_infer_engine.kv_disk.disk_folder import DiskFolder
 from mini_infer_engine.kv_disk.disk_store import DiskStore
-from mini_infer_engine.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -22,14 +20,9 @@ def open_disk(settings: EngineSettings, host: HostMemory | None, page_tokens: in
     """
     if settings.kv_disk_path is None or host is None:
         return None
-    parts = (
-        weights_identity(settings, None),
-        host.identity.decode(),
-        f"{page_tokens} tokens, {host.page_bytes} bytes",
-        f"{device}, {settings.attention_backend}, {settings.model_impl}, {settings.dtype}",
-        __version__,
-    )
-    identity = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    identity = host.identity.decode()
+    if not is_blocks_identity(identity):
+        identity = blocks_identity(settings, identity, page_tokens, host.page_bytes, device)
     path = Path(settings.kv_disk_path).expanduser()
     try:
         folder = DiskFolder(path, identity)

@@ -6,10 +6,11 @@ from contextlib import ExitStack, contextmanager
 
 from msgspec.structs import replace
 
-from mini_infer_engine.config.options.settings import EngineSettings
+from mini_infer_engine.config.options.settings import EngineSettings, num_ranks
 from mini_infer_engine.core_process.child_process import CoreProcess
 from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.data_parallel.devices import count_gpus, devices_of_engine
+from mini_infer_engine.kv_host.open_pool import anonymous_pool
 
 
 def environments(settings: EngineSettings, *, has_model: bool) -> list[dict[str, str]]:
@@ -30,7 +31,22 @@ def core_processes(config: CoreConfig) -> Iterator[list[CoreProcess]]:
         return
     variables = environments(config.settings, has_model=config.dry_run is None)
     with ExitStack() as stack:
+        config = replace(config, settings=stack.enter_context(_with_shared_tier(config.settings)))
         yield [
             stack.enter_context(CoreProcess(replace(config, engine=engine), more))
             for engine, more in enumerate(variables)
         ]
+
+
+@contextmanager
+def _with_shared_tier(settings: EngineSettings) -> Iterator[EngineSettings]:
+    """Gives settings by which all engines have one pool in main memory, which is freed when the last of them ends."""
+    is_private = not settings.kv_host_memory or settings.kv_host_path or num_ranks(settings) > 1
+    if is_private or not hasattr(os, "memfd_create"):
+        yield settings
+        return
+    file, path = anonymous_pool()
+    try:
+        yield replace(settings, kv_host_path=path)
+    finally:
+        os.close(file)

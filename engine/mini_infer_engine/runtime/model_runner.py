@@ -5,6 +5,7 @@ nothing.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace as replace_fields
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,7 +30,7 @@ from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.runtime.attention.sparse_limits import check_sparse_attention
 from mini_infer_engine.runtime.executor import Executor, PassHandle, executor_class
 from mini_infer_engine.runtime.memory.device_memory import DeviceMemory, MemoryTag
-from mini_infer_engine.runtime.memory.host_tier import HostTier, make_host_tier
+from mini_infer_engine.runtime.memory.host_tier import HostTier, OpenSharedPool, make_host_tier
 from mini_infer_engine.runtime.memory.kv_group_choice import choose_kv_groups
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.memory.mixed_limits import check_mixed_heads
@@ -147,11 +148,13 @@ def load_runner(
     *,
     reports_layers: bool = False,
     weights: WeightExchange = NO_EXCHANGE,
+    open_shared: OpenSharedPool | None = None,
 ) -> ModelRunner:
     """Finds the model and loads it: with our kernels and CUDA graphs on an NVIDIA GPU, otherwise with torch.
 
     With `reports_layers`, passes report the progress of their layers if the executor supports it. `weights` names
-    engines from which weights may come, and the port at which they are served.
+    engines from which weights may come, and the port at which they are served. `open_shared` opens main memory for
+    blocks that other engines share; without it the engine has its own.
 
     Raises:
         ModelError: the model or the settings are at fault, or the configured backend cannot run here.
@@ -168,7 +171,16 @@ def load_runner(
         overrides=parse_hf_overrides(settings.hf_overrides),
         reads_images=True,
     )
-    return make_runner(settings, config, directory, kind, group, reports_layers=reports_layers, weights=weights)
+    return make_runner(
+        settings,
+        config,
+        directory,
+        kind,
+        group,
+        reports_layers=reports_layers,
+        weights=weights,
+        open_shared=open_shared,
+    )
 
 
 def make_runner(
@@ -180,6 +192,7 @@ def make_runner(
     *,
     reports_layers: bool = False,
     weights: WeightExchange = NO_EXCHANGE,
+    open_shared: OpenSharedPool | None = None,
 ) -> ModelRunner:
     """Loads the weights, plans memory over what they leave, then creates pool, executor and its graphs.
 
@@ -229,9 +242,13 @@ def make_runner(
     pool.hidden = worker.hidden_pages(page_size, plan.num_pages, host_pages)
     if (state_spec := worker.model.state_spec(worker.dtype)) is not None:
         pool.states = StatePool(state_spec, plan.slots, worker.device, host_states, is_shared=is_shared)
-    host_bytes = settings.kv_host_memory // settings.data_parallel_size
-    check_host_tier(host_bytes, available_memory())
-    host_memory = make_host_tier(pool, host_bytes, repr(pool.memory().layout).encode())
+    host_bytes = settings.kv_host_memory
+    if open_shared is None:
+        host_bytes //= settings.data_parallel_size
+        check_host_tier(host_bytes, available_memory())
+    if open_shared is not None:
+        open_shared = partial(open_shared, page_tokens=page_size, device=worker.device.type)
+    host_memory = make_host_tier(pool, host_bytes, repr(pool.memory().layout).encode(), open_shared)
     memory = DeviceMemory(worker.device)
     memory.own(MemoryTag.WEIGHTS, worker.weight_tensors())
     memory.own(MemoryTag.KV_CACHE, [pool.storage] if pool.hidden is None else [pool.storage, pool.hidden.pages])

@@ -25,6 +25,7 @@ from mini_infer_operator.gpus import requests_gpu
 from mini_infer_operator.launch import Launch, grace_s
 from mini_infer_operator.local.commands import engine_command
 from mini_infer_operator.local.gpus import choose_gpus, gpus_of
+from mini_infer_operator.local.host_memory import engine_folder
 from mini_infer_operator.local.peer_key import write_peer_key
 from mini_infer_operator.local.ports import HOST, free_port_range, free_ports
 from mini_infer_operator.local.requests_file import read_requests
@@ -325,6 +326,7 @@ class LocalBackend:
                 self.peer_key_path,
                 threads=threads,
                 gpus=gpus,
+                kv_host=engine_folder(self._folder, f"{workload.role}-{index}"),
                 kv_disk=self._folder / "kv-cache" / workload.role,
                 weights_port=engine.weights_port,
                 weights_peers=[

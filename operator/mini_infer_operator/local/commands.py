@@ -25,15 +25,17 @@ def engine_command(
     *,
     threads: int,
     gpus: Sequence[str],
+    kv_host: str = "",
     kv_disk: Path = Path("kv-cache"),
     weights_port: int = 0,
     weights_peers: Sequence[int] = (),
 ) -> Command:
     """Returns the command of an engine with its HTTP, events, replay and transfer ports.
 
-    `gpus` are those that it may see; if empty, it inherits ours. `kv_disk` is the folder for its KV cache, if that
-    has a disk. `weights_port` is the first of the ports at which it serves its weights, and `weights_peers` are those
-    of engines from which it may load them.
+    `gpus` are those that it may see; if empty, it inherits ours. `kv_host` is the folder in memory for its KV cache, ""
+    if there is no such file system here, and `kv_disk` the folder on the disk, if it has one. `weights_port` is the
+    first of the ports at which it serves its weights, and `weights_peers` are those of engines from which it may load
+    them.
     """
     http_port, events_port, replay_port, transfer_port = ports
     addresses = Addresses(
@@ -43,6 +45,7 @@ def engine_command(
         launch,
         addresses,
         model_mount="",
+        kv_host_path=kv_host,
         kv_disk_path=str(kv_disk),
         drain_s=grace_s(launch),
         peer_key_file=str(peer_key),

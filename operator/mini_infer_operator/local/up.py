@@ -21,6 +21,7 @@ from mini_infer_operator.local.backend import LocalBackend, file_version, notice
 from mini_infer_operator.local.canary import follow_canary
 from mini_infer_operator.local.commands import ENGINE, GATEWAY, gateway_command, reachable
 from mini_infer_operator.local.gpus import visible_gpus
+from mini_infer_operator.local.host_memory import host_memory
 from mini_infer_operator.local.ports import why_busy
 from mini_infer_operator.local.scaling import follow_gateway
 from mini_infer_operator.local.supervise import OrphanReaper, SupervisedProcess, stop, supervise
@@ -57,7 +58,7 @@ def up(path: Path, host: str, port: int, *, verbose: bool) -> int:
             raise UpError(busy)
         folder = Path(".mini-infer") / service.metadata.name
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder / "lock"):
+        with _locked(folder / "lock"), host_memory(folder):
             for left in (*folder.glob("*.log"), *folder.glob("requests.json")):
                 left.unlink()
             return asyncio.run(_run(path, service, folder.resolve(), host, port, verbose=verbose))

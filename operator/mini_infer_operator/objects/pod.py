@@ -222,6 +222,7 @@ def _container(
                 transfer_port=TRANSFER_PORT,
             ),
             model_mount=MODEL_MOUNT,
+            kv_host_path=f"{SHARED_MEMORY}/kv-cache",  # of the pod: it survives the container
             kv_disk_path=f"{KV_DISK_MOUNT}/{launch.kv_disk_folder}",
             drain_s=grace_s(launch) - UNROUTE_S - EXIT_S,
             peer_key_file=PEER_KEY_FILE,

@@ -41,6 +41,7 @@ RESERVED_ENGINE_FLAGS = (
     "--transfer-port",
     "--peer-key-file",
     "--kv-host-memory",
+    "--kv-host-path",
     "--kv-disk-path",
     "--kv-disk-size",
     "--tensor-parallel-size",

@@ -70,6 +70,7 @@ def test_the_disk_is_mounted_when_it_has_a_source(source: dict[str, Any], volume
     assert {"name": "mini-infer-shm", "mountPath": "/dev/shm"} in mounts
     assert flags(template) == [
         "--kv-host-memory=1073741824",
+        "--kv-host-path=/dev/shm/kv-cache",
         "--kv-disk-path=/var/cache/mini-infer/default-demo-unified",
         "--kv-disk-size=2147483648",
     ]
@@ -77,8 +78,11 @@ def test_the_disk_is_mounted_when_it_has_a_source(source: dict[str, Any], volume
 
 
 def test_a_role_has_its_own_tiers_when_it_names_some() -> None:
-    assert flags(pod(HOST)) == ["--kv-host-memory=1073741824"]
-    assert flags(pod(disk(emptyDir={}), kvCache={"host": "2Gi"})) == ["--kv-host-memory=2147483648"]
+    assert flags(pod(HOST)) == ["--kv-host-memory=1073741824", "--kv-host-path=/dev/shm/kv-cache"]
+    assert flags(pod(disk(emptyDir={}), kvCache={"host": "2Gi"})) == [
+        "--kv-host-memory=2147483648",
+        "--kv-host-path=/dev/shm/kv-cache",
+    ]
     assert flags(pod({})) == []
 
 

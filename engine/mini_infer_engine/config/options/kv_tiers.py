@@ -9,6 +9,10 @@ def tiers_fault(options: EngineOptions) -> str | None:
         return "--kv-disk-path and --kv-disk-size go together: set both, or none"
     if options.kv_disk_path and not options.kv_host_memory:
         return "--kv-disk-path needs --kv-host-memory, through which blocks go to the disk and back: set it, too"
+    if options.kv_host_path and not options.kv_host_memory:
+        return "--kv-host-path is where --kv-host-memory lies: set that, too"
+    if options.kv_host_path and options.tensor_parallel_size * options.pipeline_parallel_size > 1:
+        return "--kv-host-path: ranks of one model have memory of their own yet: leave it out"
     if not options.kv_host_memory:
         return None
     if not options.enable_prefix_caching:

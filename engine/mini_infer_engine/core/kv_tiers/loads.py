@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from mini_infer_engine.core.kv_tiers.copies import Copies
+from mini_infer_engine.core.kv_tiers.host_blocks import HostBlocks
 from mini_infer_engine.core.kv_tiers.page_record import PageRecord
 from mini_infer_engine.core.kv_tiers.tier import Tier
-from mini_infer_engine.core.kv_tiers.tier_index import DiskIndex, HostIndex
+from mini_infer_engine.core.kv_tiers.tier_index import DiskIndex
 from mini_infer_engine.core.kv_tiers.tier_memory import DiskMoved, Moved, PageMove, sealed
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.sequence import Sequence
@@ -62,7 +63,7 @@ class _Load:
 class Loads:
     """The loads under way, and those that have ended."""
 
-    def __init__(self, pool: PageAllocator, host: HostIndex, disk: DiskIndex, host_tier: Tier, copies: Copies) -> None:
+    def __init__(self, pool: PageAllocator, host: HostBlocks, disk: DiskIndex, host_tier: Tier, copies: Copies) -> None:
         self._pool, self._host, self._disk, self._copies = pool, host, disk, copies
         self._host_tier = host_tier
         self._loads: dict[Sequence, _Load] = {}
@@ -110,20 +111,20 @@ class Loads:
 
     def _acquire_host_pages(self, load: _Load) -> list[int]:
         """Adds a user to the pages in main memory, and allocates those that are read from the disk, as far as any are
-        free. Returns the places of the latter.
+        free. Returns the places of the latter. The load has no pages after the first that can be had from nowhere.
         """
-        store, places = self._host.store, list[int]()
-        for place, page in enumerate(load.pages):
-            found = self._host.page(page.record.key)
-            if found is not None:
-                store.acquire_all([found])
-            elif page.location >= 0 and store.num_free:
-                found = store.allocate()
-                places.append(place)
-            else:
-                break
-            load.host_pages.append(found)
-        return places
+        pages = self._host.acquire([page.record.key for page in load.pages])
+        places = [place for place, page in enumerate(pages) if page is None]
+        end = next((place for place in places if load.pages[place].location < 0), len(pages))
+        places = [place for place in places if place < end]
+        targets = self._host.allocate(len(places))
+        if len(targets) < len(places):
+            end = places[len(targets)]
+        for place, target in zip(places, targets, strict=False):
+            pages[place] = target
+        load.host_pages = [page for page in pages[:end] if page is not None]
+        self._host.release_all(page for page in reversed(pages[end:]) if page is not None)
+        return places[: len(targets)]
 
     def cancel(self, sequence: Sequence) -> None:
         """Loads nothing more for a sequence. Its pages stay pinned for as long as they may be written to."""
@@ -156,14 +157,16 @@ class Loads:
             self._host_tier.failed(moved.error)
             self._end(load, 0)
             return
-        identity, num_valid = self._copies.host.identity, 0
+        identity, num_valid, new = self._copies.host.identity, 0, list[tuple[int, PageRecord]]()
         for page, host_page, digest in zip(load.pages, load.host_pages, moved.digests, strict=False):
             if sealed(digest, page.record.key, identity) != page.record.digest:
                 self._forget(page, host_page)
                 break
             if page.location >= 0:
-                self._host.add(host_page, page.record)
+                new.append((host_page, page.record))
             num_valid += 1
+        if new:
+            self._host.add_all(new)
         self._measure(load.pages[: len(moved.digests)], load.read_s, moved.seconds)
         self._end(load, num_valid)
 
@@ -186,7 +189,7 @@ class Loads:
         self._under_way.remove(load)
         self._keys.subtract(page.record.key for page in load.pages)
         self._keys = +self._keys
-        self._host.store.release_all(reversed(load.host_pages))
+        self._host.release_all(reversed(load.host_pages))
         self._pool.unpin(load.targets)
         if load.sequence is None:
             return

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
+_SHARED_GAUGES = ("capacity_bytes", "used_bytes", "blocks")
+
 
 @dataclass(slots=True, frozen=True)
 class TierStats:
@@ -16,6 +18,8 @@ class TierStats:
     """Gauge: bytes of cached blocks."""
     blocks: int = 0
     """Gauge: cached blocks of 16 tokens."""
+    is_shared: bool = False
+    """True if engines that run side by side have this tier in common: gauges are not added up."""
     hit_tokens: int = 0
     """Prompt tokens that were loaded from this tier instead of being computed."""
     declined_tokens: int = 0
@@ -41,7 +45,10 @@ class TierStats:
     def total(cls, parts: Sequence["TierStats"]) -> "TierStats":
         """Returns the sums of engines that run side by side; a tier is on where it is on in all of them."""
         sums = {one.name: sum(getattr(part, one.name) for part in parts) for one in fields(cls)}
-        return cls(**{**sums, "is_on": all(part.is_on for part in parts)})
+        is_shared = any(part.is_shared for part in parts)
+        if is_shared:
+            sums |= {name: max(getattr(part, name) for part in parts) for name in _SHARED_GAUGES}
+        return cls(**{**sums, "is_on": all(part.is_on for part in parts), "is_shared": is_shared})
 
 
 @dataclass(slots=True, frozen=True)

@@ -73,13 +73,14 @@ class Tier:
             self.is_on = False
             logger.error("KV tier %s is off: %s", self.name, reason)
 
-    def stats(self, *, capacity_bytes: int, used_bytes: int, blocks: int) -> TierStats:
+    def stats(self, *, capacity_bytes: int, used_bytes: int, blocks: int, is_shared: bool = False) -> TierStats:
         """Returns the counters, with gauges that others know."""
         return TierStats(
             is_on=self.is_on,
             capacity_bytes=capacity_bytes,
             used_bytes=used_bytes,
             blocks=blocks,
+            is_shared=is_shared,
             hit_tokens=self._hit_tokens,
             declined_tokens=self._declined_tokens,
             prefetched_tokens=self._prefetched_tokens,

@@ -1,5 +1,7 @@
 """Tracks which pages of prefixes are in which pages of main memory, and where on the disk. No copies here."""
 
+from collections.abc import Callable, Iterable, Sequence
+
 from mini_infer_contract.events import MEDIUM_DISK, MEDIUM_HOST
 from mini_infer_engine.core.block_store import BlockStore
 from mini_infer_engine.core.kv_tiers.page_record import PageRecord
@@ -9,10 +11,11 @@ from mini_infer_engine.core.page_allocator import PageAllocator
 
 
 class HostIndex:
-    """The pages in main memory by the key of their last block. It is the `Contents` of their own block store."""
+    """Implements `HostBlocks` for memory of one engine. It is the `Contents` of its own block store."""
 
     def __init__(self, num_pages: int, page_size: int, *, record_events: bool) -> None:
         self.store: BlockStore = PageAllocator(num_pages, page_size, self)
+        self.num_pages = num_pages
         self.events = TierEvents(MEDIUM_HOST, are_recorded=record_events)
         self._pages: dict[bytes, int] = {}
         self._records: list[PageRecord | None] = [None] * num_pages
@@ -33,14 +36,49 @@ class HostIndex:
         """Returns what is in a page, or None if that is nothing that can be hit."""
         return self._records[page]
 
-    def add(self, page: int, record: PageRecord) -> None:
-        """Registers the contents of a page that is in use, unless they are in another page already."""
-        if record.key in self._pages:
-            return
-        self._pages[record.key] = page
-        self._records[page] = record
-        self.num_changes += 1
-        self.events.stored(record)
+    def sync(self) -> None:
+        """Does nothing: nobody else changes anything."""
+
+    def acquire(self, keys: Sequence[bytes]) -> list[int | None]:
+        """Adds a user to the pages with these keys, and returns them; None for those that are not here."""
+        found = [self._pages.get(key) for key in keys]
+        self.store.acquire_all([page for page in found if page is not None])
+        return found
+
+    def allocate(self, count: int) -> list[int]:
+        """Returns up to `count` pages with one user each: blank ones, then the least recently used."""
+        return [self.store.allocate() for _ in range(min(count, self.store.num_free))]
+
+    @property
+    def num_free(self) -> int:
+        """Pages that `allocate` can return."""
+        return self.store.num_free
+
+    @property
+    def num_blank(self) -> int:
+        """Pages that `allocate` can return without evicting anything."""
+        return self.store.num_blank
+
+    def release_all(self, pages: Iterable[int]) -> None:
+        """Removes a user from each page, in this order: the first is reused first. Without contents it is blank."""
+        self.store.release_all(pages)
+
+    def begin_eviction(self, count: int, is_wanted: Callable[[int], bool]) -> list[int]:
+        """Returns those of the next `count` pages to be evicted that are wanted, and adds a user to each."""
+        return self.store.begin_eviction(count, is_wanted)
+
+    def end_eviction(self, pages: Sequence[int]) -> None:
+        """Removes the user that `begin_eviction` added. The pages are the next to be evicted."""
+        self.store.end_eviction(pages, retain=True)
+
+    def add_all(self, contents: Sequence[tuple[int, PageRecord]]) -> None:
+        """Registers the contents of pages that are in use, unless they are in another page already."""
+        for page, record in contents:
+            if record.key not in self._pages:
+                self._pages[record.key] = page
+                self._records[page] = record
+                self.num_changes += 1
+                self.events.stored(record)
 
     def retains(self, page: int) -> bool:
         """Implements `Contents`: a page with a record stays cached."""
@@ -62,6 +100,10 @@ class HostIndex:
             self.evict(page)
         self.store.acquire_all(pages)
         self.store.release_all(pages)
+
+    def detach(self) -> None:
+        """Forgets all pages."""
+        self.clear()
 
     @property
     def records(self) -> list[PageRecord]:

@@ -12,6 +12,7 @@ from math import inf
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_contract.events import BlockStored, KVEvent
 from mini_infer_engine.core.kv_tiers.copies import Copies
+from mini_infer_engine.core.kv_tiers.host_blocks import HostBlocks
 from mini_infer_engine.core.kv_tiers.load_choice import CopyCost, pages_to_load
 from mini_infer_engine.core.kv_tiers.loads import Loaded, Loads, TierPage
 from mini_infer_engine.core.kv_tiers.prefetches import MAX_READ_AHEAD, READ_AHEAD_EVERY_S, READ_AHEAD_S, Prefetches
@@ -54,8 +55,12 @@ class KVTiers:
         *,
         compute_tokens_per_s: float,
         record_events: bool,
+        shared: HostBlocks | None = None,
     ) -> None:
-        """Creates empty tiers. `compute_tokens_per_s` is an estimate that holds until `take` has a measured one."""
+        """Creates empty tiers. `compute_tokens_per_s` is an estimate that holds until `take` has a measured one.
+
+        `shared` has the pages of `host` if other engines use them, too, and what they have stored there.
+        """
         page_size = cache.pool.page_size
         self._page_size, self._blocks_per_page = page_size, page_size // BLOCK_SIZE_TOKENS
         self._copies = Copies(host, disk)
@@ -67,7 +72,10 @@ class KVTiers:
         else:
             disk_s = bytes_per_token * (1 / disk.bytes_per_s + 1 / host.bytes_per_s)
             self._disk_tier.cost = CopyCost(disk.latency_s, disk_s)
-        self._host = HostIndex(host.num_pages, page_size, record_events=record_events)
+        self._is_shared = shared is not None
+        if shared is None:
+            shared = HostIndex(host.num_pages, page_size, record_events=record_events)
+        self._host: HostBlocks = shared
         self._disk = DiskIndex(record_events=record_events)
         self._loads = Loads(cache.pool, self._host, self._disk, self._host_tier, self._copies)
         tiers = (self._host_tier, self._disk_tier)
@@ -178,13 +186,14 @@ class KVTiers:
         self._pool.advance(now_s)
         self._compute_tokens_per_s = compute_tokens_per_s or self._compute_tokens_per_s
         self._copies.take()
+        self._host.sync()
         if (disk := self._copies.disk) is not None:
             for page in disk.take_recovered():
                 self._disk.add(page)
             for location in disk.take_dropped():
                 self._disk.forget(location)
         if not self._host_tier.is_on and len(self._host):
-            self._host.clear()
+            self._host.detach()
         if not self._disk_tier.is_on and len(self._disk):
             self._disk.clear()
         self._prefetches.advance(now_s)
@@ -258,6 +267,7 @@ class KVTiers:
                 capacity_bytes=host.num_pages * page_bytes,
                 used_bytes=num_pages * page_bytes,
                 blocks=num_pages * self._blocks_per_page,
+                is_shared=self._is_shared,
             )
         }
         if disk is not None:
@@ -346,9 +356,10 @@ def make_kv_tiers(
     *,
     compute_s_per_token: float,
     record_events: bool,
+    shared: HostBlocks | None = None,
 ) -> KVTiers | NoTiers:
     """Returns the tiers of an engine, or `NO_TIERS` if it has no memory for them or caches no prefixes."""
     if host is None or not isinstance(cache, PrefixCache):
         return NO_TIERS
     rate = 1 / compute_s_per_token if compute_s_per_token else 1.0
-    return KVTiers(cache, host, disk, compute_tokens_per_s=rate, record_events=record_events)
+    return KVTiers(cache, host, disk, compute_tokens_per_s=rate, record_events=record_events, shared=shared)

@@ -6,9 +6,10 @@ A page stays cached where it is, while it is copied and afterwards: its eviction
 from functools import partial
 
 from mini_infer_engine.core.kv_tiers.copies import Copies
+from mini_infer_engine.core.kv_tiers.host_blocks import HostBlocks
 from mini_infer_engine.core.kv_tiers.page_record import PageRecord
 from mini_infer_engine.core.kv_tiers.tier import Tier
-from mini_infer_engine.core.kv_tiers.tier_index import DiskIndex, HostIndex
+from mini_infer_engine.core.kv_tiers.tier_index import DiskIndex
 from mini_infer_engine.core.kv_tiers.tier_memory import DiskMoved, DiskPage, Moved, PageMove, sealed
 from mini_infer_engine.core.prefix_cache import Block, PrefixCache
 
@@ -35,7 +36,7 @@ class WriteBehind:
     """The copies from the device to main memory, and from there to the disk."""
 
     def __init__(
-        self, cache: PrefixCache, host: HostIndex, disk: DiskIndex, tiers: tuple[Tier, Tier], copies: Copies
+        self, cache: PrefixCache, host: HostBlocks, disk: DiskIndex, tiers: tuple[Tier, Tier], copies: Copies
     ) -> None:
         self._cache, self._host, self._disk = cache, host, disk
         self._host_tier, self._disk_tier = tiers
@@ -67,25 +68,28 @@ class WriteBehind:
         """Copies pages that the device will evict soon. They may be evicted meanwhile, and their copies are forgotten
         then: no allocation waits for a copy.
         """
-        pool, store, cache = self._cache.pool, self._host.store, self._cache
+        pool, host, cache = self._cache.pool, self._host, self._cache
         state = (pool.num_cached, pool.least_recently_used(1), is_idle)
         if state == self._scanned_device:
             return False
-        count = window(pool.num_pages, store.num_pages, store.num_blank, is_idle=is_idle)
-        limit = min(self._pages_at_once, store.num_blank if is_idle else store.num_free)
-        found: list[list[Block]] = []
+        count = window(pool.num_pages, host.num_pages, host.num_blank, is_idle=is_idle)
+        limit = min(self._pages_at_once, host.num_blank if is_idle else host.num_free)
+        sources, found = list[int](), list[list[Block]]()
         for page in pool.least_recently_used(count):
             if len(found) == limit:
                 break
             blocks = cache.whole_page(page)
             if blocks is not None and blocks[-1].key not in self._host:
                 found.append(blocks)
-                self.storing.append(PageMove(page, store.allocate()))
+                sources.append(page)
         if not found:
             self._scanned_device = state
-        else:
-            self._copies.store(self.storing, partial(self._stored, found, self._generation))
-        return bool(found)
+            return False
+        targets = host.allocate(len(found))  # fewer than wanted where other engines use the rest
+        self.storing = [PageMove(*pair) for pair in zip(sources, targets, strict=False)]
+        if targets:
+            self._copies.store(self.storing, partial(self._stored, found[: len(targets)], self._generation))
+        return bool(targets)
 
     def _stored(self, blocks_of_pages: list[list[Block]], generation: int, moved: Moved) -> None:
         moves, self.storing = self.storing, []
@@ -93,14 +97,18 @@ class WriteBehind:
             self._host_tier.failed(moved.error)
         elif generation == self._generation:
             self._host_tier.stored(len(moves) * self._copies.host.page_bytes, moved.seconds)
-            for move, blocks, digest in zip(moves, blocks_of_pages, moved.digests, strict=True):
-                if self._cache.whole_page(move.source) is blocks:  # else it was evicted, and perhaps overwritten
-                    record = PageRecord(tuple(blocks), sealed(digest, blocks[-1].key, self._copies.host.identity))
-                    self._host.add(move.target, record)
-        self._host.store.release_all(move.target for move in moves)
+            identity = self._copies.host.identity
+            self._host.add_all(
+                [
+                    (move.target, PageRecord(tuple(blocks), sealed(digest, blocks[-1].key, identity)))
+                    for move, blocks, digest in zip(moves, blocks_of_pages, moved.digests, strict=True)
+                    if self._cache.whole_page(move.source) is blocks  # else it was evicted, and perhaps overwritten
+                ]
+            )
+        self._host.release_all(move.target for move in moves)
 
     def _write(self, *, is_idle: bool) -> bool:
-        store, disk, page_bytes = self._host.store, self._copies.disk, self._copies.host.page_bytes
+        host, disk, page_bytes = self._host, self._copies.disk, self._copies.host.page_bytes
         if disk is None:
             return False
         state = (self._host.num_changes, is_idle)
@@ -108,7 +116,7 @@ class WriteBehind:
             return False
         num_below = disk.capacity_bytes // page_bytes
         num_left = (disk.capacity_bytes - disk.used_bytes) // page_bytes
-        count = window(store.num_pages, num_below, num_left, is_idle=is_idle)
+        count = window(host.num_pages, num_below, num_left, is_idle=is_idle)
         limit = min(self._pages_at_once, num_left) if is_idle else self._pages_at_once
         found: list[PageRecord] = []
 
@@ -119,7 +127,7 @@ class WriteBehind:
             found.append(record)
             return True
 
-        pages = store.begin_eviction(count, is_new)
+        pages = host.begin_eviction(count, is_new)
         if not pages:
             self._scanned_host = state
         self.writing.update(pages)
@@ -129,7 +137,7 @@ class WriteBehind:
 
     def _written(self, page: int, record: PageRecord, generation: int, moved: DiskMoved) -> None:
         self.writing.discard(page)
-        self._host.store.end_eviction([page], retain=True)
+        self._host.end_eviction([page])
         if moved.error:
             self._disk_tier.failed(moved.error)
         elif moved.is_gone:

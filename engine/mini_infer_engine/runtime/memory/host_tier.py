@@ -21,11 +21,16 @@ from torch import Tensor
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove
+from mini_infer_engine.kv_host.pool_file import PoolFile
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 
 GOLDEN = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio, which is odd."""
 _WORD_BYTES = 8
+OpenSharedPool = Callable[..., PoolFile]
+"""Opens memory that several engines share, for pages of so many bytes and a layout of this name. `load_runner` adds the
+keywords `page_tokens` and `device`.
+"""
 _CPU_BYTES_PER_S, _GPU_BYTES_PER_S = 2e9, 40e9
 """First estimates of the speed of copies: a core that copies and hashes; pinned memory over PCIe 5."""
 
@@ -44,15 +49,18 @@ class HostTier(ABC):
     latency_s = 0.0005
     bytes_per_s = _CPU_BYTES_PER_S
 
-    def __init__(self, parts: list[Tensor], num_pages: int, identity: bytes) -> None:
-        """Allocates main memory for `num_pages` pages that consist of one row of each part. Its memory is taken as it
-        is written to, on a GPU at once.
+    def __init__(self, parts: list[Tensor], num_pages: int, identity: bytes, shared: PoolFile | None = None) -> None:
+        """Allocates main memory for `num_pages` pages that consist of one row of each part, or takes that of a
+        `shared` pool. Own memory is taken as it is written to, on a GPU at once.
         """
-        self.num_pages, self.identity = num_pages, identity
+        self.num_pages, self.identity, self.shared = num_pages, identity, shared
         widths = [part.shape[1] for part in parts]
         self.page_bytes = sum(widths) * _WORD_BYTES
-        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory would have no huge pages
-        self.memory = mmap.mmap(-1, max(1, num_pages) * self.page_bytes, flags=private)
+        if shared is not None:
+            self.identity, self.memory = shared.layout.identity.encode(), shared.pages
+        else:
+            private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory would have no huge pages
+            self.memory = memoryview(mmap.mmap(-1, max(1, num_pages) * self.page_bytes, flags=private))
         """The pages, one after another. It begins at a page of the operating system, as direct I/O needs it."""
         self.words = np.frombuffer(self.memory, np.uint64).reshape(-1, sum(widths))
         starts = [sum(widths[:index]) for index in range(len(widths))]
@@ -77,14 +85,14 @@ class HostTier(ABC):
 
     def page_memory(self, page: int) -> memoryview:
         """Returns the bytes of a page, for files."""
-        return memoryview(self.memory)[page * self.page_bytes : (page + 1) * self.page_bytes]
+        return self.memory[page * self.page_bytes : (page + 1) * self.page_bytes]
 
 
 class CpuHostTier(HostTier):
     """A tier below a pool in main memory."""
 
-    def __init__(self, parts: list[Tensor], num_pages: int, identity: bytes) -> None:
-        super().__init__(parts, num_pages, identity)
+    def __init__(self, parts: list[Tensor], num_pages: int, identity: bytes, shared: PoolFile | None = None) -> None:
+        super().__init__(parts, num_pages, identity, shared)
         self._parts = [part.numpy().view(np.uint64) for part in parts]
         with np.errstate(over="ignore"):
             self._factors = (2 * np.arange(self.words.shape[1], dtype=np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
@@ -171,8 +179,8 @@ class CudaHostTier(HostTier):
     latency_s = 0.0002
     bytes_per_s = _GPU_BYTES_PER_S
 
-    def __init__(self, parts: list[Tensor], num_pages: int, identity: bytes) -> None:
-        super().__init__(parts, num_pages, identity)
+    def __init__(self, parts: list[Tensor], num_pages: int, identity: bytes, shared: PoolFile | None = None) -> None:
+        super().__init__(parts, num_pages, identity, shared)
         self._parts, self._device = parts, parts[0].device
         self._host = torch.from_numpy(self.words.view(np.int64))
         _pin(self._host, self._device)
@@ -269,8 +277,11 @@ def _unpin(tensor: Tensor, device: torch.device) -> None:
         torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())  # type: ignore[no-untyped-call]  # torch's
 
 
-def make_host_tier(pool: KVPool, num_bytes: int, identity: bytes) -> HostTier | None:
-    """Returns the tier of a pool with as many pages as fit in `num_bytes`; None if there are to be none.
+def make_host_tier(
+    pool: KVPool, num_bytes: int, identity: bytes, open_shared: OpenSharedPool | None = None
+) -> HostTier | None:
+    """Returns the tier of a pool with as many pages as fit in `num_bytes`; None if there are to be none. It is in
+    memory that other engines share if `open_shared` opens that.
 
     Raises ModelError if not a single page fits.
     """
@@ -281,4 +292,7 @@ def make_host_tier(pool: KVPool, num_bytes: int, identity: bytes) -> HostTier | 
     if num_bytes < page_bytes:
         raise ModelError(f"kv_host_memory = {num_bytes:,} bytes: one page takes {page_bytes:,}: set a larger one.")
     kind = CudaHostTier if pool.storage.device.type == "cuda" else CpuHostTier
+    if open_shared is not None:
+        shared = open_shared(page_bytes, identity)
+        return kind(parts, shared.layout.num_slots, identity, shared)
     return kind(parts, num_bytes // page_bytes, identity)

@@ -87,5 +87,6 @@ def _container_available(cgroup: Path) -> int:
         statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
     except OSError:
         return 1 << 62
-    # File pages count as used but give way.
-    return 1 << 62 if limit == "max" else int(limit) - used + int(statistics.get("file", 0))
+    # File pages count as used but give way, except for those of file systems in memory.
+    gives_way = int(statistics.get("file", 0)) - int(statistics.get("shmem", 0))
+    return 1 << 62 if limit == "max" else int(limit) - used + gives_way

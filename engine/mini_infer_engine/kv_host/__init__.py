@@ -1,0 +1,1 @@
+"""The pool of main memory that the engines of a server share, and that outlives them. No torch, no decisions."""

@@ -1,0 +1,58 @@
+"""Opens the shared pool of an engine: a file in a folder, or the memory that a server's processes have in common."""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from mini_infer_engine.kv_host.pool_file import PoolFile, PoolLayout
+
+_RECORD_BYTES, _RECORD_BYTES_PER_TOKEN, _RECORD_ALIGNMENT = 1536, 6, 64
+_SUFFIX = ".pool"
+_PROCESS_FILES = "/proc/"
+
+
+def anonymous_pool() -> tuple[int, str]:
+    """Returns the file descriptor of memory that is freed when the last process that uses it ends, and the path by
+    which this process's children open it.
+    """
+    file = os.memfd_create("mini-infer-kv-host")
+    return file, f"{_PROCESS_FILES}{os.getpid()}/fd/{file}"
+
+
+def is_anonymous(path: str) -> bool:
+    """Returns True if a path is one of `anonymous_pool`."""
+    return path.startswith(_PROCESS_FILES)
+
+
+def record_bytes(page_tokens: int) -> int:
+    """Returns the bytes for the record of a page of so many tokens, with a salt of up to a thousand characters."""
+    needed = _RECORD_BYTES + page_tokens * _RECORD_BYTES_PER_TOKEN
+    return -(-needed // _RECORD_ALIGNMENT) * _RECORD_ALIGNMENT
+
+
+def open_pool(
+    path: str,
+    num_bytes: int,
+    page_bytes: int,
+    page_tokens: int,
+    identity: str,
+    available_bytes: Callable[[], int] = lambda: 1 << 62,
+) -> PoolFile:
+    """Opens the pool of at most `num_bytes` for pages of this identity. Pools of others in the folder are removed if no
+    process uses them: their engines have ended, or have another model now.
+
+    Raises OSError if it cannot be opened or if `available_bytes` of memory are too few for a new one, and ValueError if
+    the size is too small.
+    """
+    layout = PoolLayout.within(num_bytes, page_bytes, record_bytes(page_tokens), identity)
+    if is_anonymous(path):
+        return PoolFile(Path(path), layout, reserves=False, available_bytes=available_bytes)
+    folder = Path(path).expanduser()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    name = f"{identity[:32]}{_SUFFIX}"
+    for file in folder.glob(f"*{_SUFFIX}"):
+        if file.name != name and not PoolFile.is_used(file):
+            with suppress(OSError):
+                file.unlink()
+    return PoolFile(folder / name, layout, reserves=True, available_bytes=available_bytes)
