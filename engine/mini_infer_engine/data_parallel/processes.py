@@ -31,7 +31,7 @@ def core_processes(config: CoreConfig) -> Iterator[list[CoreProcess]]:
         return
     variables = environments(config.settings, has_model=config.dry_run is None)
     with ExitStack() as stack:
-        config = replace(config, settings=stack.enter_context(_with_shared_tier(config.settings)))
+        config = replace(config, settings=stack.enter_context(shared_tier(config.settings)))
         yield [
             stack.enter_context(CoreProcess(replace(config, engine=engine), more))
             for engine, more in enumerate(variables)
@@ -39,7 +39,7 @@ def core_processes(config: CoreConfig) -> Iterator[list[CoreProcess]]:
 
 
 @contextmanager
-def _with_shared_tier(settings: EngineSettings) -> Iterator[EngineSettings]:
+def shared_tier(settings: EngineSettings) -> Iterator[EngineSettings]:
     """Gives settings by which all engines have one pool in main memory, which is freed when the last of them ends."""
     is_private = not settings.kv_host_memory or settings.kv_host_path or num_ranks(settings) > 1
     if is_private or not hasattr(os, "memfd_create"):
