@@ -25,6 +25,7 @@ class NullRunner:
         self.page_size = page_size
         self.kv_cache = UNIFORM
         self.swap_space = NO_SWAP
+        self.eviction_obstacle = None
         self.host_memory = None
         self.max_speculative_rows = 0
 

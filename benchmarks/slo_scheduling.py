@@ -106,6 +106,7 @@ class ModelledRunner:
         self.max_model_len = load.doc_prompt + load.doc_output + 1
         self.num_pages = load.max_num_seqs * -(-self.max_model_len // self.page_size)
         self.kv_cache, self.swap_space, self.host_memory = UNIFORM, NO_SWAP, None
+        self.eviction_obstacle = None
         self._load, self._clock, self._dice = load, clock, random.Random(5)
 
     def refuses(self, request: "Request") -> None:

@@ -44,6 +44,8 @@ ReasoningParser = Literal[
     "gemma4",
 ]
 
+KVPolicyName = Literal["full", "streaming-llm", "snapkv"]
+
 
 # Options that are fields of the resource's `engine` block, too; all others are declared as `Option(group=...)`.
 _model = partial(Option, group=MODEL, in_resource=True)
@@ -183,6 +185,12 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Format of cached keys and values; fp8 (which is fp8_e4m3), int8: one byte an element and a scale for each token
     and head; int8 is the more precise; auto: as --dtype, or as the checkpoint says.
     """
+    kv_policy: Annotated[KVPolicyName, _batching()] = "full"
+    """Tokens that a sequence retains in its KV cache: all (full), or those that a policy of eviction chooses; requests
+    choose another by their field kv_policy.
+    """
+    kv_budget: Annotated[int | None, _batching(unit="TOKENS", low=1, high=_MOST_TOKENS, default_text="none")] = None
+    """Tokens that a sequence retains in its KV cache under such a policy, unless its request says kv_budget."""
     kv_swap_memory: Annotated[int, _batching(unit="SIZE", low=0, is_size=True, default_text="0, which is off")] = 0
     """Main memory for pages of preempted sequences, used where copying costs less than recomputing."""
     kv_host_memory: Annotated[

@@ -130,6 +130,11 @@ class World:
         self.num_requests += 1
         return request
 
+    @property
+    def num_compactions(self) -> int:
+        """Compactions of caches so far."""
+        return sum(row.compaction is not None for batch in self.runner.batches for row in batch.rows)
+
     def add_beams(self) -> None:
         """A beam search of a short prompt; where the pool may be too small for it, it is refused at once."""
         draw, name, width = self.draw, f"r{self.num_requests}", self.draw.choice((1, 2, 3, 4))
@@ -238,6 +243,7 @@ class World:
         for _, step in engine._in_flight:
             for page in step.pinned_pages:
                 uses[page] += 1
+        assert not any(sequence.target_pages for sequence in placed), "they become its pages with the launch"
         if isinstance(engine._tiers, KVTiers):
             self._check_host_pages(engine._tiers)
         assert pool.references == uses

@@ -12,9 +12,11 @@ import msgspec
 import numpy as np
 
 from mini_infer_engine.config.model.kv_groups import UNIFORM, KVCacheConfig
-from mini_infer_engine.core.batch import Batch, Row, SwapSpace, TokenMasks
+from mini_infer_engine.config.options.kv_policies import NUM_SINKS, KVPolicy, kv_policy
+from mini_infer_engine.core.batch import Batch, Compaction, Row, SwapSpace, TokenMasks
 from mini_infer_engine.core.beam_search.group import rules_of
 from mini_infer_engine.core.beam_search.search import BeamState, advance
+from mini_infer_engine.core.kv_eviction import next_compaction
 from mini_infer_engine.core.request import Request, SamplingParams, TokenLogprobs
 from mini_infer_engine.core.result import PassResult
 from tests.support.fake_tiers import FakeDisk, FakeHostMemory
@@ -58,6 +60,15 @@ def expected_beams(request: Request, max_model_len: int, window: int | None = No
     return [beam.token_ids() for beam in state.finished]
 
 
+def kept_cells(policy: KVPolicy, cells: list[int]) -> list[int]:
+    """What a policy keeps: StreamingLLM's tokens, or for others some that only their cells determine."""
+    if policy.name == "streaming-llm":
+        return cells[:NUM_SINKS] + cells[NUM_SINKS - policy.budget :]
+    before = range(len(cells) - policy.num_observed)
+    chosen = sorted(sorted(before, key=cells.__getitem__)[: policy.budget - policy.num_observed])
+    return [cells[index] for index in chosen] + cells[-policy.num_observed :]
+
+
 def _cells(tokens: Sequence[int]) -> list[int]:
     cells: list[int] = []
     for token in tokens:
@@ -83,12 +94,19 @@ def expected_tokens(
     limit = max_model_len - len(request.prompt_token_ids)
     limit = min(limit, sampling.max_tokens) if sampling.max_tokens is not None else limit
     output: list[int] = []
+    policy = kv_policy(sampling.kv_policy or "full", sampling.kv_budget)
+    num_prompt = len(request.prompt_token_ids)
+    next_end = next_compaction(policy, num_prompt, 0, 0)
     while len(output) < limit:
         suppressed = stops if len(output) < sampling.min_tokens else ()
         seen = _seen(cells, window)
         output.append(sample(seen, sampling, request.noise_seed, len(output), tuple(suppressed)))
         if output[-1] in stops:
             break
+        num_computed = num_prompt + len(output) - 1
+        if num_computed == next_end and policy is not None:
+            cells = kept_cells(policy, cells)
+            next_end = next_compaction(policy, num_prompt, num_computed, num_computed - policy.budget)
         cells.append(cell(cells[-1], output[-1]))
     return output
 
@@ -141,6 +159,8 @@ class FakeRunner:
         self._histories: list[list[int]] = [[] for _ in range(max_num_seqs)]
         """Of each slot: the tokens that whatever guesses knows."""
         self.num_pages = num_pages
+        can_evict = kv_cache.is_uniform and kv_cache.state_group is None and num_stages == 1
+        self.eviction_obstacle = None if can_evict else "this runner has other caches"
         num_host_states = 2 if num_host_pages and kv_cache.state_group is not None else 0
         self.swap_space = SwapSpace(
             num_host_pages, swap_s_per_token=1.0, compute_s_per_token=3.0, num_states=num_host_states
@@ -230,6 +250,10 @@ class FakeRunner:
             raise error
         by_row = {} if masks is None else dict(zip(masks.rows, masks.bits, strict=True))
         handle.tokens = [self._sample(row, by_row.get(index)) for index, row in enumerate(handle.rows)]
+        for row in handle.rows:
+            if row.compaction is not None:
+                self._compact(row, row.compaction)
+                handle.sources += row.page_table  # read by this pass, and so pinned
 
     def collect(self, handle: Handle) -> PassResult:
         assert self._in_flight[0] is handle, "collected out of order"
@@ -348,6 +372,15 @@ class FakeRunner:
             row = msgspec.structs.replace(row, start=end, output_index=index, count=1, suppressed_token_ids=suppressed)
         return tuple(tokens)
 
+    def _compact(self, row: Row, compaction: Compaction) -> None:
+        policy = KVPolicy(compaction.policy, compaction.num_kept)
+        assert row.count >= min(policy.num_observed, row.start + row.count), "not all that is observed is in the pass"
+        cells = [self._read(row, index) for index in range(row.start + row.count)]
+        for index, value in enumerate(kept_cells(policy, cells)):
+            page, offset = divmod(index, self.page_size)
+            self._cells[compaction.pages[page]][offset] = value
+        self._lengths[row.slot] = compaction.num_kept
+
     def _sample_one(self, row: Row, mask: np.ndarray | None) -> int:
         cells = self._cells_of(row)
         assert row.sampling is not None
@@ -406,6 +439,7 @@ class FakeRunner:
             assert len(owners) == 1, f"page {page} is written and in {len(owners)} page tables"
             if self.references is not None:
                 pins = sum(handle.sources.count(page) for handle in self._in_flight)
+                pins += sum(page in row.compaction.pages for row in batch.rows if row.compaction is not None)
                 assert self.references[page] == 1 + pins, f"page {page} is written and has {self.references[page]} uses"
 
 

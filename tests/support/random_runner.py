@@ -23,6 +23,7 @@ class RandomRunner:
 
     kv_cache = UNIFORM
     swap_space = NO_SWAP
+    eviction_obstacle = None
     host_memory = None
     max_speculative_rows = 0
 

@@ -153,6 +153,7 @@ class StagesInTurn:
         first = runners[0]
         self.page_size, self.num_pages = first.page_size, min(one.num_pages for one in runners)
         self.kv_cache, self.swap_space, self.max_speculative_rows = first.kv_cache, first.swap_space, 0
+        self.eviction_obstacle = first.eviction_obstacle
         self.max_model_len = first.max_model_len
 
     def refuses(self, request: Request) -> str | None:
@@ -229,6 +230,7 @@ class RanksTogether:
         self._group, first = group, group.runners[0]
         self.page_size, self.num_pages, self.kv_cache = first.page_size, first.num_pages, first.kv_cache
         self.swap_space, self.max_speculative_rows = first.swap_space, 0
+        self.eviction_obstacle = first.eviction_obstacle
         self.max_model_len, self.host_memory = first.max_model_len, first.host_memory
 
     def refuses(self, request: Request) -> str | None:

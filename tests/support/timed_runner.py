@@ -66,6 +66,7 @@ class TimedRunner:
 
     def __post_init__(self) -> None:
         self.kv_cache, self.swap_space = UNIFORM, NO_SWAP
+        self.eviction_obstacle = None
         self.host_memory = None
         self.num_guessing_passes = 0
         self._seen: dict[tuple[int, int], int] = {}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from mini_infer_contract.engine_options import KVPolicyName
 from mini_infer_engine.config.model.kv_groups import KVCacheConfig
 from mini_infer_engine.core.images import EncoderWork, RowImage
 from mini_infer_engine.core.request import Request, SamplingParams
@@ -17,6 +18,19 @@ if TYPE_CHECKING:  # the HTTP process reads counters of passes, and starts soone
 
     from mini_infer_engine.core.kv_tiers.tier_memory import HostMemory
     from mini_infer_engine.core.kv_transfer import LayerProgress
+
+
+class Compaction(msgspec.Struct, frozen=True, gc=False):
+    """Instruction to keep some of the tokens that a row's sequence has in the cache after its pass, in other pages.
+
+    Each layer and KV head may keep others. They keep their order, and are read at cache indexes from 0 on.
+    """
+
+    policy: KVPolicyName
+    """The policy that chooses them."""
+    num_kept: int
+    pages: list[int]
+    """The pages of the kept tokens, in order. They may be pages of the row."""
 
 
 class Row(msgspec.Struct, gc=False):
@@ -94,6 +108,8 @@ class Row(msgspec.Struct, gc=False):
     cache indexes. So a sliding window counts cached tokens: it equals one of positions as long as all tokens within it
     are cached. In a row with `images` it is that of a token after the new ones.
     """
+    compaction: Compaction | None = None
+    """What becomes of the cached tokens once the pass has been computed; None if all stay where they are."""
 
     @property
     def page_tables(self) -> Sequence[Sequence[int]]:
@@ -257,6 +273,11 @@ class Runner(Protocol):
 
     swap_space: SwapSpace
     """Main memory for pages of preempted sequences; `NO_SWAP` if there is none and they are recomputed."""
+
+    eviction_obstacle: str | None
+    """What of the model or the runner rules out sequences that lose cached tokens, as the end of a sentence; None if
+    nothing does.
+    """
 
     @property
     def host_memory(self) -> "HostMemory | None":

@@ -18,6 +18,7 @@ import msgspec
 from mini_infer_contract.blocks import root_key
 from mini_infer_contract.events import BlockStored, KVEvent, LoadReport
 from mini_infer_engine.config.model.vision import VisionConfig
+from mini_infer_engine.config.options.kv_policies import KVPolicy, policy_of_request, room_fault
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.config.options.speculation import speculation_of
 from mini_infer_engine.core.batch import Runner, RunnerLostError
@@ -28,6 +29,7 @@ from mini_infer_engine.core.grammars.compiler import GrammarCompiler
 from mini_infer_engine.core.guarded_connector import FAULT, GuardedConnector
 from mini_infer_engine.core.hybrid_kv_cache_manager import make_kv_cache_manager
 from mini_infer_engine.core.images import NO_IMAGES, PromptImages, images_fault
+from mini_infer_engine.core.kv_eviction import request_obstacle
 from mini_infer_engine.core.kv_tiers.host_blocks import HostBlocks
 from mini_infer_engine.core.kv_tiers.tier_memory import DiskMemory
 from mini_infer_engine.core.kv_tiers.tiers import DISK, HOST, make_kv_tiers
@@ -138,6 +140,7 @@ class Engine:
             encoder_cache=EncoderCacheManager(settings.mm_encoder_cache_tokens, token_budget),
             tiers=self._tiers,
         )
+        self._settings = settings
         self._vision = vision
         self._longest_block = min(chunk_limit, token_budget - settings.max_num_seqs + 1)
         """Most tokens that a chunk cannot divide: there is room for them beside the decode rows of all others."""
@@ -198,6 +201,7 @@ class Engine:
             request = request_of_beams(request, rules)
         if refusal := self._runner.refuses(request):
             raise ValueError(refusal)
+        policy = self._kv_policy(request)
         images = NO_IMAGES
         if request.images:
             images = self._images(request)
@@ -211,7 +215,8 @@ class Engine:
             last_position=min(num_prompt + max_tokens, self._max_model_len) - 2,
             stops=stops,
             suppressed=tuple(sorted(stops)) if sampling.min_tokens else (),
-            speculates=not images and self._speculation.speculates(request),
+            kv_policy=policy,
+            speculates=not images and policy is None and self._speculation.speculates(request),
             images=images,
             targets=NO_TARGETS if is_for_peer else request.targets.or_defaults(self._default_targets),
         )
@@ -246,6 +251,20 @@ class Engine:
             raise ValueError(f"{sampling.grammar.param} needs a tokenizer, and this engine runs without: leave it out")
         if sampling.grammar is not None and request.beam_search is not None:
             raise ValueError(f"{sampling.grammar.param} does not go with use_beam_search: leave out one of them")
+
+    def _kv_policy(self, request: Request) -> KVPolicy | None:
+        """Returns the policy by which a request's sequence loses cached tokens. Raises ValueError if it cannot."""
+        policy = policy_of_request(request.sampling.kv_policy, request.sampling.kv_budget, self._settings)
+        if policy is None or request.embeds:  # nothing is generated after a prompt that is embedded
+            return None
+        obstacle = self._runner.eviction_obstacle or request_obstacle(request)
+        if obstacle is None and self._transfers.is_present:
+            obstacle = "KV transfer moves whole caches"
+        if obstacle is not None:
+            raise ValueError(f"kv_policy {policy.name!r} does not work here, for {obstacle}: send kv_policy 'full'")
+        if (fault := room_fault(policy, self._longest_block)) is not None:
+            raise ValueError(fault)
+        return policy
 
     def _images(self, request: Request) -> PromptImages:
         """Returns the images of a prompt. Raises ValueError if they cannot be read."""

@@ -11,8 +11,9 @@ from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_contract.events import BlockStored, KVEvent
 from mini_infer_engine.core.batch import NO_SWAP, PageCopy, PageSwap, SwapSpace
 from mini_infer_engine.core.block_store import BlockStore
+from mini_infer_engine.core.kv_eviction import NEVER, next_compaction
 from mini_infer_engine.core.page_allocator import PageAllocator
-from mini_infer_engine.core.prefix_cache import MISS, NEVER, Hit, NoPrefixCache, PrefixCache
+from mini_infer_engine.core.prefix_cache import MISS, Hit, NoPrefixCache, PrefixCache
 from mini_infer_engine.core.sequence import Sequence, State
 from mini_infer_engine.core.step import Step
 
@@ -128,7 +129,9 @@ class KVCacheManager:
         Returns False, and allocates nothing, if fewer pages than those of `num_headroom_tokens` would be left.
         """
         pool = self.pool
-        num_new = pool.pages_for(len(sequence.token_ids) + 1) - len(hit.pages)
+        if sequence.state is not State.SWAPPED:
+            sequence.num_evicted = 0
+        num_new = pool.pages_for(len(sequence.token_ids) - sequence.num_evicted + 1) - len(hit.pages)
         num_needed = num_new + pool.num_unused(hit.pages) + pool.pages_for(num_headroom_tokens)
         if hit.tail_page is not None and num_needed + (not pool.references[hit.tail_page]) > pool.num_free:
             hit = hit.without_tail(pool.page_size)  # its source, pinned, could be the page that is missing
@@ -147,6 +150,7 @@ class KVCacheManager:
         else:
             sequence.num_computed = hit.num_tokens
         sequence.num_published = len(hit.pages) * pool.page_size // BLOCK_SIZE_TOKENS
+        self._expect_compaction(sequence)
         if sequence.num_cached is None:
             sequence.num_cached = hit.num_tokens
         return True
@@ -155,7 +159,10 @@ class KVCacheManager:
         """Allocates pages for the tokens of the next chunk, up to `end`, where `allocate_slots` has not. Returns False
         if too few are free.
         """
-        del sequence, end
+        missing = self.pool.pages_for(end - sequence.num_evicted) - len(sequence.pages)
+        if missing > self.pool.num_free:
+            return False
+        sequence.pages += [self.pool.allocate() for _ in range(missing)]
         return True
 
     def append_page(self, sequence: Sequence) -> bool:
@@ -186,7 +193,8 @@ class KVCacheManager:
     def free(self, sequence: Sequence) -> None:
         """Frees the pages of a sequence of which no launched pass has a row."""
         self.pool.release_all(reversed(sequence.pages))  # the end of a prefix is the first to be evicted
-        sequence.pages = []
+        self.pool.release_all(reversed(sequence.target_pages))
+        sequence.pages, sequence.target_pages = [], []
         sequence.num_published = 0
         sequence.num_drafted = 0
         sequence.forked_pages = []
@@ -198,6 +206,48 @@ class KVCacheManager:
         after it.
         """
         self.pool.release_all(step.pinned_pages)
+
+    # Sequences that lose tokens of their cache.
+
+    def begin_compaction(self, sequence: Sequence) -> bool:
+        """Allocates pages for the tokens that a sequence keeps by its policy. Returns False if too few are free.
+
+        They are free ones, so that its own may serve other prompts. Where too few are free, the last of its own that
+        nothing else uses are forgotten by the prefix cache and written to; from then on it publishes no more blocks.
+        """
+        assert sequence.kv_policy is not None
+        pool, missing = self.pool, self.pool.pages_for(sequence.kv_policy.budget)
+        targets = [pool.allocate() for _ in range(min(missing, pool.num_free))]
+        own = [page for page in reversed(sequence.pages) if pool.references[page] == 1][: missing - len(targets)]
+        if len(targets) + len(own) < missing:
+            pool.release_all(reversed(targets))
+            return False
+        if own:
+            self.cache.forget(own)
+            sequence.next_block_end = NEVER
+        pool.acquire_all(own)
+        sequence.target_pages = targets + own
+        return True
+
+    def end_compaction(self, step: Step, sequence: Sequence) -> None:
+        """Gives a sequence whose pass has been launched the pages of the tokens that it keeps. Its other pages are
+        released with the pass, which reads them.
+        """
+        assert sequence.kv_policy is not None
+        step.pinned_pages += reversed(sequence.pages)
+        sequence.pages, sequence.target_pages = sequence.target_pages, []
+        sequence.num_evicted = sequence.num_computed - sequence.kv_policy.budget
+        self._expect_compaction(sequence)
+
+    @staticmethod
+    def _expect_compaction(sequence: Sequence) -> None:
+        """Sets the place of a sequence's next compaction. What follows evicted tokens is no prefix of a prompt."""
+        num_prompt, num_computed, num_evicted = sequence.num_prompt, sequence.num_computed, sequence.num_evicted
+        sequence.next_compaction = next_compaction(sequence.kv_policy, num_prompt, num_computed, num_evicted)
+        if sequence.next_compaction > sequence.last_position:  # nothing would read what is kept
+            sequence.next_compaction = NEVER
+        if sequence.num_evicted:
+            sequence.next_block_end = NEVER
 
     # Pages that members of a group share.
 
@@ -256,7 +306,7 @@ class KVCacheManager:
         """Has the next pass copy a sequence's pages to main memory, if there is room and recomputing them would cost
         more. Returns False if it does not.
         """
-        tokens, space = sequence.num_computed, self._swap_space
+        tokens, space = sequence.num_in_cache, self._swap_space
         num_pages = self.pool.pages_for(tokens)
         swap_s = tokens * space.swap_s_per_token + space.swap_s_per_state
         costs_more = tokens * space.compute_s_per_token > 2 * swap_s

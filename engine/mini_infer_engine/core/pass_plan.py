@@ -61,4 +61,4 @@ class PassPlan:
         self.step.sequences.append(sequence)
         sequence.num_computed += row.count
         sequence.in_flight += 1
-        self.token_budget -= row.count
+        self.token_budget = max(0, self.token_budget - row.count)

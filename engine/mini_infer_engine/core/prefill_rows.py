@@ -13,7 +13,7 @@ def chunk_row(sequence: Sequence, count: int) -> Row:
     output_index = sequence.num_prefill - sequence.num_prompt
     row = Row(
         sequence.slot,
-        start,
+        start - sequence.num_evicted,
         count,
         sequence.token_ids[start:end],
         sequence.pages,
@@ -21,6 +21,7 @@ def chunk_row(sequence: Sequence, count: int) -> Row:
         request.noise_seed,
         output_index,
     )
+    row.position_offset = sequence.num_evicted
     if sequence.excludes_tokens:
         row.suppressed_token_ids = sequence.suppressed_at(output_index)
     if is_last:

@@ -17,6 +17,7 @@ import msgspec
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys
 from mini_infer_contract.events import MEDIUM_GPU, BlockStored, KVEvent, block_removed, block_stored
+from mini_infer_engine.core.kv_eviction import NEVER
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.sequence import Sequence
 
@@ -55,8 +56,6 @@ class Hit:
 
 
 MISS = Hit(0, [], None)
-NEVER = 1 << 62
-"""A number of tokens that no sequence reaches."""
 _FEW_BLOCKS = 4
 """Number of blocks whose keys are computed all at once: a lookup of the first key alone would compute it twice."""
 
@@ -79,11 +78,11 @@ class PrefixCache:
         self._changes: list[Block | list[bytes]] = []  # blocks that were stored, or keys that were removed together
 
     def match_length(self, sequence: Sequence) -> int:
-        """Returns the blocks of the longest cached prefix, without the last known token, which must be computed for its
-        logits.
+        """Returns the blocks of the longest cached prefix, without what must be computed: the last known token for its
+        logits, or more.
         """
         blocks, keys = self._blocks, sequence.keys
-        limit = (len(sequence.token_ids) - 1) // BLOCK_SIZE_TOKENS
+        limit = sequence.most_cached // BLOCK_SIZE_TOKENS
         count = 0
         if not keys and limit > _FEW_BLOCKS and sequence.first_key() not in blocks:
             return 0
@@ -193,6 +192,11 @@ class PrefixCache:
         if removed and self._record_events:
             self._record_removed(removed)
 
+    def forget(self, pages: Items[int]) -> None:
+        """Forgets the blocks of pages that are in use, the last of a prefix first: their user writes to them."""
+        for page in pages:
+            self.evict(page)
+
     def _record_removed(self, keys: list[bytes]) -> None:
         """Records that the last copies of these blocks have gone together."""
         self._changes.append(keys)
@@ -248,6 +252,9 @@ class NoPrefixCache:
         """Returns False: no page has cached blocks."""
         del page
         return False
+
+    def forget(self, pages: Items[int]) -> None:
+        """Forgets nothing, for nothing is known."""
 
     def clear(self) -> None:
         """Forgets nothing, for nothing is known."""

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from mini_infer_contract.engine_options import KVPolicyName
 from mini_infer_engine.structured.grammar import Grammar
 from mini_infer_engine.structured.params import StructuredOutputsParams
 
@@ -74,6 +75,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Words that the output may not contain. The text side makes `bad_words_token_ids` of them."""
     bad_words_token_ids: list[list[int]] = []
     """Token sequences that may not be completed in the output."""
+    kv_policy: KVPolicyName | None = None
+    """The policy by which the sequence loses tokens of its KV cache; None for the engine's."""
+    kv_budget: int | None = None
+    """Tokens that it retains there under such a policy; None for the engine's."""
     structured_outputs: StructuredOutputsParams | None = None
     """Constraint on the output as the caller states it. The text side makes `grammar` of it."""
     grammar: Grammar | None = None

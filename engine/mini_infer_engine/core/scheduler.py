@@ -15,9 +15,10 @@ from math import inf
 from operator import attrgetter
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
-from mini_infer_engine.core.batch import Row
+from mini_infer_engine.core.batch import Compaction, Row
 from mini_infer_engine.core.encoder_cache import EncoderCacheManager
 from mini_infer_engine.core.kv_cache_manager import KVCacheManager
+from mini_infer_engine.core.kv_eviction import chunk_before_compaction
 from mini_infer_engine.core.kv_tiers.tiers import NO_MATCH, NO_TIERS, KVTiers, NoTiers, TierMatch
 from mini_infer_engine.core.pass_plan import PassPlan
 from mini_infer_engine.core.pipeline_schedule import NoPipelineTurns, PipelineSchedule
@@ -261,6 +262,8 @@ class Scheduler:
         for sequence in step.sequences[step.batch.num_decodes :]:
             if sequence.num_computed >= sequence.next_block_end:
                 self.kv_cache.cache_blocks(sequence)
+        for sequence in step.compacting:
+            self.kv_cache.end_compaction(step, sequence)
 
     def append(self, sequence: Sequence, token: int) -> None:
         """Appends a sampled token. A block that it completes can be hit as soon as a launched pass computes it."""
@@ -286,26 +289,31 @@ class Scheduler:
         running = State.RUNNING
         for sequence in self._pipeline.take(self.running):
             # To grow may preempt this sequence or one after it: never one whose row is planned already.
-            start = sequence.num_computed
-            if sequence.state is not running or start > sequence.last_position:
+            position = sequence.num_computed
+            if sequence.state is not running or position > sequence.last_position:
                 continue
-            if start < sequence.num_prefill:
+            if position < sequence.num_prefill:
                 prefills.append(sequence)
                 continue
             if not budget:
                 break
+            start = position - sequence.num_evicted
             if start == len(sequence.pages) * page_size and not self._grow(plan, sequence):
                 continue
-            request, output_index = sequence.request, start + 1 - sequence.num_prompt
+            request, output_index = sequence.request, position + 1 - sequence.num_prompt
             row = Row(sequence.slot, start, 1, None, sequence.pages, request.sampling, request.noise_seed, output_index)
             if sequence.is_special:
-                row.position_offset = sequence.images.position_offset
+                row.position_offset = sequence.images.position_offset + sequence.num_evicted
                 if sequence.excludes_tokens:
                     row.suppressed_token_ids = sequence.suppressed_at(output_index - sequence.num_uncertain)
-                    row.banned = sequence.banned(start + 1)
+                    row.banned = sequence.banned(position + 1)
+                if position + 1 == sequence.next_compaction:
+                    if not self._allocate_to_compact(plan, sequence):
+                        continue
+                    row.compaction = self._compaction(plan, sequence)
             rows.append(row)
             sequences.append(sequence)
-            sequence.num_computed = start + 1
+            sequence.num_computed = position + 1
             sequence.in_flight += 1
             budget -= 1
         plan.step.batch.num_decodes = len(rows)
@@ -422,6 +430,20 @@ class Scheduler:
         self.leave(self.policy.victim(candidates, plan.now_s), State.PREEMPTED)
         return sequence.state is State.RUNNING  # else it was the victim, or of its group
 
+    def _allocate_to_compact(self, plan: PassPlan, sequence: Sequence) -> bool:
+        """Allocates pages for the tokens that a sequence keeps. Returns False if it has to sit out."""
+        while not self.kv_cache.begin_compaction(sequence):
+            if not self._preempt_for(plan, sequence):
+                return False
+        return True
+
+    @staticmethod
+    def _compaction(plan: PassPlan, sequence: Sequence) -> Compaction:
+        """Returns the compaction at the end of a planned row, for which pages are allocated."""
+        assert sequence.kv_policy is not None
+        plan.step.compacting.append(sequence)
+        return Compaction(sequence.kv_policy.name, sequence.kv_policy.budget, sequence.target_pages)
+
     def _grow_to_prefill(self, plan: PassPlan, sequence: Sequence) -> bool:
         """Allocates pages for the next chunk of a group's member. Returns False if it sits this pass out."""
         while len(sequence.pages) * self.kv_cache.page_size < sequence.num_prefill:
@@ -435,11 +457,15 @@ class Scheduler:
         """
         start = sequence.num_computed
         count = min(sequence.num_prefill - start, plan.token_budget, self._chunk_limit)
+        if sequence.kv_policy is not None:
+            count = self._before_compaction(plan, sequence, count)
+            if not count:
+                return
         if sequence.images:
             count = self.encoder_cache.most_tokens(plan.step.batch, sequence, count)
             if not count:
                 return
-        if self._chunk_alignment > 1:
+        if self._chunk_alignment > 1 and start + count != sequence.next_compaction:
             count = self._aligned(sequence, count, is_alone=not plan.step.batch.rows)
             if not count:
                 return
@@ -450,12 +476,29 @@ class Scheduler:
         while not self.kv_cache.allocate_chunk(sequence, start + count):
             if not self._preempt_for(plan, sequence):
                 return
-        if self.kv_cache.is_caching:
+        is_compacted = start + count == sequence.next_compaction
+        if is_compacted and not self._allocate_to_compact(plan, sequence):
+            return
+        if self.kv_cache.is_caching and not sequence.num_evicted:
             plan.filled_blocks.add(sequence, start)
         row = chunk_row(sequence, count)
+        if is_compacted:
+            row.compaction = self._compaction(plan, sequence)
         if sequence.images:
             self.encoder_cache.take(plan.step.batch, row, sequence.images)
         plan.add(sequence, row)
+
+    def _before_compaction(self, plan: PassPlan, sequence: Sequence, count: int) -> int:
+        """Returns how many of the next `count` tokens a chunk may have before the sequence's next compaction.
+
+        The tokens that are observed there come together, though a pass that keeps latency targets has room for fewer.
+        """
+        policy, start, end = sequence.kv_policy, sequence.num_computed, sequence.next_compaction
+        assert policy is not None
+        num_left = end - start
+        if count < num_left <= policy.longest_observed and num_left <= self._token_budget - plan.step.batch.num_tokens:
+            return num_left
+        return chunk_before_compaction(policy, start, count, end)
 
     def _aligned(self, sequence: Sequence, count: int, *, is_alone: bool) -> int:
         """Returns how many of the next `count` tokens make an aligned chunk. One that is alone in its pass is never
@@ -484,7 +527,7 @@ class Scheduler:
 
     def _match_tiers(self, sequence: Sequence, hit: Hit) -> TierMatch:
         """Returns the cached blocks of lower tiers that a waiting sequence loads, unless it has a source already."""
-        if sequence.kv_source is not None or sequence.state is State.SWAPPED:
+        if sequence.kv_source is not None or sequence.state is State.SWAPPED or sequence.kv_policy is not None:
             return NO_MATCH
         return self.tiers.match(sequence, hit)
 

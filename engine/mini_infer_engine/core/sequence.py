@@ -7,7 +7,9 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, SPAN_SIZE_TOKENS, block_keys
+from mini_infer_engine.config.options.kv_policies import KVPolicy
 from mini_infer_engine.core.images import NO_IMAGES, PromptImages, key_ids
+from mini_infer_engine.core.kv_eviction import NEVER, next_compaction
 from mini_infer_engine.core.request import NO_TARGETS, CachedTokens, FinishReason, KVSource, LatencyTargets, Request
 
 if TYPE_CHECKING:  # with numpy and llguidance, which the HTTP process needs not for its counters
@@ -113,10 +115,18 @@ class Sequence:
     num_prefill: int = 0
     """Tokens known at admission, set then: they are computed in chunks, and everything after them is decoding."""
     num_computed: int = 0
-    """Tokens that are in the KV cache once all launched passes have run; `num_uncertain` of them may be rejected.
+    """Tokens that are computed once all launched passes have run; `num_uncertain` of them may be rejected.
 
-    None of them is ever evicted, so this is the next token's position as well as its cache index.
+    This is the next token's position. Its cache index is smaller by the tokens that have been evicted.
     """
+    kv_policy: KVPolicy | None = None
+    """The policy by which it loses tokens of its cache; None if it never does."""
+    num_evicted: int = 0
+    """Computed tokens that it has no longer in the cache, as many in each layer and head, since its admission."""
+    next_compaction: int = NEVER
+    """Number of computed tokens at which it loses some next."""
+    target_pages: list[int] = field(default_factory=list)
+    """Pages for the tokens that a planned pass keeps, which become its pages when that is launched."""
     num_uncertain: int = 0
     """Draft tokens of passes in flight."""
     speculates: bool = False
@@ -157,7 +167,7 @@ class Sequence:
         self.num_prompt = len(self.token_ids)
         self.token_ids.extend(self.request.resumed_token_ids)
         self.excludes_tokens = bool(self.suppressed or self.request.sampling.bad_words_token_ids)
-        self.is_special = self.excludes_tokens or bool(self.images)
+        self.is_special = self.excludes_tokens or bool(self.images) or self.kv_policy is not None
         self.kv_source = self.request.kv_source
 
     def __copy__(self) -> "Sequence":
@@ -244,6 +254,19 @@ class Sequence:
         start = len(self.keys) * BLOCK_SIZE_TOKENS
         parent = self.keys[-1] if self.keys else self.root
         self.keys += block_keys(self.key_ids(start, start + (num_tokens or max(SPAN_SIZE_TOKENS, start))), parent)
+
+    @property
+    def num_in_cache(self) -> int:
+        """Tokens that are in the KV cache once all launched passes have run: the next token's cache index."""
+        return self.num_computed - self.num_evicted
+
+    @property
+    def most_cached(self) -> int:
+        """The most tokens that cached blocks may serve: what comes after them is computed, as it is observed."""
+        length, policy = len(self.token_ids), self.kv_policy
+        if policy is None:
+            return length - 1
+        return max(0, min(length - 1, next_compaction(policy, self.num_prompt, 0, 0) - policy.num_observed))
 
     @property
     def may_hit(self) -> bool:

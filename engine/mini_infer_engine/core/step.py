@@ -39,6 +39,8 @@ class Step:
     """Kind of the pass, set at its launch if tokens may be drafted."""
     receiving: list[Sequence] = field(default_factory=list)
     """Sequences that have been given pages, and from now on wait for another engine to fill them."""
+    compacting: list[Sequence] = field(default_factory=list)
+    """Sequences that lose cached tokens at the end of this pass."""
     loading: list[tuple[Sequence, TierMatch]] = field(default_factory=list)
     """Sequences that have been given pages, and from now on wait for their cached blocks from a lower tier."""
     refused: list[tuple[Sequence, Refusal]] = field(default_factory=list)

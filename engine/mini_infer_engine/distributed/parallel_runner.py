@@ -287,6 +287,7 @@ class ParallelRunner:
         self.page_size, self.num_pages = local.page_size, local.num_pages
         self.kv_cache, self.memory = local.kv_cache, local.memory
         self.max_model_len, self.swap_space = local.max_model_len, local.swap_space
+        self.eviction_obstacle = local.eviction_obstacle
         self.host_memory = local.host_memory
         self.max_speculative_rows = local.max_speculative_rows
         self._writer = step_messages.StepWriter(self.page_size)

@@ -102,6 +102,8 @@ class StepWriter:
             appended = list(row.page_table[num_sent:needed])
             more = [list(table[num_sent:needed]) for table in row.more_page_tables]
             self._num_sent_pages[slot] = needed
+        if row.compaction is not None:  # the next row has other pages
+            self._num_sent_pages[slot] = 0
         if last is not None and row.token_ids is None and row == following(last, row.page_table, row.more_page_tables):
             if appended:
                 pages[slot] = appended
@@ -142,6 +144,8 @@ class StepReader:
                 self._tables.pop(packed.slot, None)
             table, more = self._extended(packed.slot, packed.page_table, packed.more_page_tables)
             row = msgspec.structs.replace(packed, page_table=table, more_page_tables=more)
+            if row.compaction is not None:
+                self._tables.pop(row.slot)
         self._last[row.slot] = row
         return row
 

@@ -61,6 +61,7 @@ class ScriptedRunner:
     ) -> None:
         """Allocates the pages. `is_shared` lets other processes map them."""
         self.swap_space = NO_SWAP
+        self.eviction_obstacle: str | None = "a dry run has no cache from which tokens could be evicted"
         self.host_memory = None
         self.kv_cache = UNIFORM
         self.max_speculative_rows = 0

@@ -28,6 +28,7 @@ from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.models.hidden_draft import HiddenDraft
 from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.runtime.attention.sparse_limits import check_sparse_attention
+from mini_infer_engine.runtime.eviction.limits import check_eviction, eviction_obstacle
 from mini_infer_engine.runtime.executor import Executor, PassHandle, executor_class
 from mini_infer_engine.runtime.memory.device_memory import DeviceMemory, MemoryTag
 from mini_infer_engine.runtime.memory.host_tier import HostTier, OpenSharedPool, make_host_tier
@@ -81,6 +82,7 @@ class ModelRunner:
         self.host_memory = host_memory
         self.max_speculative_rows = executor.max_speculative_rows
         self.guess_costs = executor.guess_costs
+        self.eviction_obstacle = eviction_obstacle(worker.config, worker.model.attention_layers, pool, max_model_len)
 
     @property
     def all_reduce(self) -> str:
@@ -239,6 +241,8 @@ def make_runner(
     host_pages = group.smallest((swap_bytes - host_states * plan.slots.slot_bytes) // swapped_bytes)
     is_shared = settings.kv_transport == "shm"
     pool = make_pool(spec, plan.num_pages, worker.device, host_pages, is_shared=is_shared, kv_cache=kv_cache)
+    obstacle = eviction_obstacle(worker.config, worker.model.attention_layers, pool, plan.max_model_len)
+    check_eviction(settings, obstacle, moves_kv=reports_layers)
     pool.hidden = worker.hidden_pages(page_size, plan.num_pages, host_pages)
     if (state_spec := worker.model.state_spec(worker.dtype)) is not None:
         pool.states = StatePool(state_spec, plan.slots, worker.device, host_states, is_shared=is_shared)

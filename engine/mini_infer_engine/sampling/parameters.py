@@ -103,6 +103,8 @@ PARAMETERS = (
     Parameter("allowed_token_ids"),
     Parameter("bad_words"),
     Parameter("bad_words_token_ids", is_in_requests=False),
+    Parameter("kv_policy"),
+    Parameter("kv_budget", Range(1, 2**31 - 1)),
     Parameter("structured_outputs", is_in_requests=False),
     Parameter("grammar", is_in_requests=False),
 )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mini_infer_engine.config.model.kv_groups import KVGroup, kv_cache_config
+from mini_infer_engine.config.options.kv_policies import KVPolicy, room_fault
 from mini_infer_engine.core.request import Request
 from tests.support.connected_engine import connect
 from tests.support.connected_world import ConnectedWorld
@@ -62,6 +63,36 @@ TIERED = {
 """Setups with tiers below the prefix cache, and what goes with them."""
 
 
+EVICTING = {
+    "max_model_len": (150, 150, 320),
+    "max_num_batched_tokens": (16, 96, 96, 150, None),
+    "max_num_seqs": (1, 4, 8),
+    "spare_pages": (0, 1, 4, 20),
+    "speculative_method": (None, None, "ngram"),
+    "pipeline_parallel_size": (1,),
+}
+"""Setups in which requests choose policies by which their sequences lose cached tokens, and what goes with them."""
+
+
+class EvictingWorld(World):
+    """Two of three requests have a budget in the cache, which most prompts exceed."""
+
+    def draw_request(self) -> Request:
+        request, policy = super().draw_request(), {}
+        chosen = self.draw.choice(("full", "streaming-llm", "snapkv"))
+        room = self.engine._longest_block
+        if chosen == "snapkv" and room_fault(KVPolicy("snapkv", 65), room) is None:
+            policy = {"kv_policy": chosen, "kv_budget": self.draw.choice((65, 70, 100))}
+        elif chosen != "full":
+            policy = {"kv_policy": "streaming-llm", "kv_budget": self.draw.choice((5, 16, 20, 33, 70))}
+        prompt = list(request.prompt_token_ids) * self.draw.choice((1, 1, 3))
+        return msgspec.structs.replace(
+            request,
+            prompt_token_ids=prompt[: self.max_model_len - 1],
+            sampling=msgspec.structs.replace(request.sampling, **policy),
+        )
+
+
 class TieredWorld(World):
     """Most prompts go on with an earlier conversation, and end soon. Some conversations are expected to return."""
 
@@ -92,7 +123,9 @@ def make_connected_world(draw: random.Random) -> ConnectedWorld:
     return ConnectedWorld(world.engine, world.runner, world.max_model_len, draw, worker=worker, connector=connector)
 
 
-def make_world(draw: random.Random, setups: dict[str, tuple[Any, ...]] = SETUPS, **fixed: Any) -> World:
+def make_world(
+    draw: random.Random, setups: dict[str, tuple[Any, ...]] = SETUPS, kind: type[World] = World, **fixed: Any
+) -> World:
     """A random engine with a pool that holds at least one sequence and often hardly more."""
     setup = {name: draw.choice(choices) for name, choices in setups.items()} | fixed
     page_size, spare_pages = setup.pop("page_size"), setup.pop("spare_pages")
@@ -109,7 +142,7 @@ def make_world(draw: random.Random, setups: dict[str, tuple[Any, ...]] = SETUPS,
     chunk = setup["long_prefill_token_threshold"] or setup["max_num_batched_tokens"] or 2048
     num_pages = kv_cache.most_pages(max_model_len, page_size, chunk) + spare_pages
     made = make_engine(num_pages, page_size, max_model_len, kv_cache=kv_cache, draw=draw, **setup)
-    return (TieredWorld if "num_tier_pages" in setup else World)(*made, max_model_len, draw)
+    return (TieredWorld if "num_tier_pages" in setup else kind)(*made, max_model_len, draw)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -214,6 +247,18 @@ TieredMachine.TestCase.settings = EngineMachine.TestCase.settings
 TestTieredMachine = TieredMachine.TestCase
 
 
+class EvictingMachine(EngineMachine):
+    """The same with sequences that lose cached tokens."""
+
+    @initialize(seed=st.integers(0, 2**32))
+    def start(self, seed: int) -> None:
+        self.world = make_world(random.Random(seed), SETUPS | EVICTING, kind=EvictingWorld)
+
+
+EvictingMachine.TestCase.settings = settings(EngineMachine.TestCase.settings, max_examples=20)
+TestEvictingMachine = EvictingMachine.TestCase
+
+
 class ConnectedMachine(EngineMachine):
     """The same with peers: pins, lost and slow ones, hostile messages, prompts that are cancelled or refused."""
 
@@ -303,6 +348,28 @@ def test_no_page_leaks_after_10_000_random_events() -> None:
     assert copies > 20
     assert searches > 200
     assert 5 < swaps < preemptions
+
+
+def test_no_page_is_leaked_when_sequences_lose_cached_tokens() -> None:
+    """Twenty-five engines, 150 events each; the sums show that the events reach what they are meant to try."""
+    preemptions = cached_tokens = copies = swaps = compactions = 0
+    for seed in range(25):
+        draw = random.Random(seed)
+        world = make_world(draw, SETUPS | EVICTING, kind=EvictingWorld)
+        for _ in range(150):
+            draw.choices((world.add, world.add_beams, world.abort, world.step), weights=(1, 0.2, 0.3, 5))[0]()
+            world.check()
+        world.drain()
+        preemptions += world.engine.stats().preemptions
+        cached_tokens += world.engine.stats().cached_prompt_tokens
+        copies += world.num_copies
+        swaps += world.num_swaps
+        compactions += world.num_compactions
+    assert compactions > 300
+    assert preemptions > 20
+    assert cached_tokens > 2_000
+    assert copies > 20
+    assert swaps > 2
 
 
 def test_no_page_is_leaked_when_pages_behind_windows_are_freed() -> None:

@@ -27,6 +27,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stop": ([],),
     "prompt_logprobs": (),
     "logprob_token_ids": (),
+    "kv_policy": ("full",),
+    "kv_budget": (),
     "repetition_detection": (RepetitionDetectionParams(),),
 }
 """Sampling parameters that beams do not know, and the values at which they request nothing."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from msgspec import Meta, Struct, field
 
+from mini_infer_contract.engine_options import KVPolicyName
 from mini_infer_contract.launch import MAX_TARGET_MS, TARGET_HEADERS
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit, PromptIds
 from mini_infer_engine.api.dialects.beams import EarlyStoppingField, LengthPenalty, beam_spec
@@ -61,6 +62,8 @@ class SamplingFields(Body):
     logit_bias: Annotated[dict[str, float], Meta(max_length=_MAX_BIASES)] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
+    kv_policy: KVPolicyName | None = None
+    kv_budget: int | None = None
 
 
 _SAMPLING = tuple(row.name for row in PARAMETERS if row.is_in_requests and row.name != "max_tokens")

@@ -7,6 +7,7 @@ import msgspec
 
 from mini_infer_contract.engine_options import EngineOptions
 from mini_infer_engine.config.options.hf_overrides import parse_hf_overrides
+from mini_infer_engine.config.options.kv_policies import kv_policy_fault
 from mini_infer_engine.config.options.kv_tiers import tiers_fault
 from mini_infer_engine.config.options.mechanisms import parse_mechanisms
 from mini_infer_engine.config.options.media_limits import parse_most_images
@@ -25,7 +26,8 @@ class EngineSettings(EngineOptions, frozen=True, kw_only=True):
         parse_hf_overrides(self.hf_overrides)
         parse_most_images(self.limit_mm_per_prompt)
         speculates = speculation_of(self) is not None
-        if (fault := parallel_fault(self, speculates=speculates) or tiers_fault(self)) is not None:
+        fault = parallel_fault(self, speculates=speculates) or tiers_fault(self) or kv_policy_fault(self)
+        if fault is not None:
             raise ValueError(fault)
 
     def resolved(self, device_type: str = "cpu") -> "ResolvedSettings":

@@ -19,6 +19,7 @@ from mini_infer_engine.ops.torch_ops import TorchOps
 from mini_infer_engine.runtime.attention.backends import torch_backend
 from mini_infer_engine.runtime.cpu.speculation import PreparedBatch, TorchSpeculation, sampled_rows, samples_of
 from mini_infer_engine.runtime.embeddings import Embeddings, needs_embeddings
+from mini_infer_engine.runtime.eviction.compactor import Compactor
 from mini_infer_engine.runtime.image_encoder import image_encoder_of
 from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs, build_inputs
 from mini_infer_engine.runtime.inputs.layer_progress import CountedLayers, MarkedAttention
@@ -103,6 +104,7 @@ class TorchExecutor:
         self.guess_costs = GuessCosts()
         self.ops = TorchOps(worker.collectives)
         self.attention = torch_backend(worker.model.attention_layers, pool)
+        self.compactor = Compactor(pool)
         self.last_tokens = torch.zeros(settings.max_num_seqs, dtype=torch.int64, device=worker.device)
         self.penalties = Penalties(settings.max_num_seqs, worker.config.vocab_size, worker.device)
         self.traffic = None if worker.link.size == 1 else StageTraffic(worker, self.last_tokens)
@@ -218,6 +220,7 @@ class TorchExecutor:
         states = None if self.speculation is None else self.speculation.states
         needs_all = every_token or states is not None or len(inputs.sample_rows) == inputs.num_tokens
         attention: AttentionPass = self.attention.prepare(inputs, None if needs_all else inputs.sample_rows)
+        attention = self.compactor.observe(batch.rows, attention)
         attention = attention if layers is None else MarkedAttention(attention, layers.mark)
         if self.pool.states is not None:
             attention = TorchRecurrentPass(attention, self.pool.states, batch.rows, self.worker.device)
@@ -229,6 +232,7 @@ class TorchExecutor:
             state: ResidualState = model(self.ops, hidden, attention)
         else:
             state = images.forward(model, self.ops, hidden, attention)
+        self.compactor.compact(batch.rows)
         if states is not None:
             states.store(self.ops, inputs.write_pages[0] * self.pool.spec.page_size + inputs.write_offsets)
             if not every_token:

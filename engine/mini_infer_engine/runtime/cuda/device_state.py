@@ -145,6 +145,14 @@ class DeviceBatchState:
         if changes:
             update_pages(to_device(np.array(changes, dtype=np.int64).reshape(-1, 2), self.device), self.page_tables)
 
+    def compacted(self, rows: list[Row]) -> None:
+        """Records that the caches of these rows' sequences are shorter, and in other pages, after their pass."""
+        num_evicted = [row.start + row.count - row.compaction.num_kept for row in rows if row.compaction is not None]
+        packet = to_device(np.array([[row.slot for row in rows], num_evicted], dtype=np.int64), self.device)
+        # Not set but reduced: sampling, which may come later, adds one for the token that it appends.
+        self.state.kv_lengths.index_add_(0, packet[0], packet[1].to(torch.int32), alpha=-1)
+        self.begin_pages(rows, [False] * len(rows))
+
     def _suppress(self, row: Row) -> None:
         token_ids = list(row.suppressed_token_ids)
         assert len(token_ids) <= SUPPRESSED_WIDTH, "refuses_suppressed was not called"

@@ -63,6 +63,7 @@ from mini_infer_engine.runtime.cuda.sampling import CudaPassHandle, CudaSampling
 from mini_infer_engine.runtime.cuda.speculation import CudaSpeculation
 from mini_infer_engine.runtime.cuda.stage import CudaStage
 from mini_infer_engine.runtime.embeddings import Embeddings, needs_embeddings
+from mini_infer_engine.runtime.eviction.compactor import Compactor, needs_queries
 from mini_infer_engine.runtime.image_encoder import image_encoder_of
 from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs, build_inputs
 from mini_infer_engine.runtime.inputs.layer_progress import LayerCounters, MarkedAttention
@@ -118,6 +119,7 @@ class CudaExecutor:
             self.prefill_kernel(),
             sees_later_keys=vision is not None and vision.is_bidirectional,
         )
+        self.compactor = Compactor(pool)
         buckets, prefills = decode_buckets(settings.max_num_seqs), self._prefill_sizes()
         most_rows = max((decodes + prefill_sequences(tokens) for tokens, decodes in prefills), default=0)
         self.sampling = CudaSampling(
@@ -378,11 +380,19 @@ class CudaExecutor:
                     handle.deferred.append(self.sampling.defer(rows, indices, is_last=number == len(parts)))
                 else:
                     self.sampling.run(rows, indices, handle)
+            self._compact(batch.rows)
             if not batch.waits_for_masks:
                 if stage is not None:
                     stage.traffic.return_tokens(batch.rows)
                 handle.done.record()
         return handle
+
+    def _compact(self, rows: list[Row]) -> None:
+        """Compacts the caches of sequences whose pass has been launched, and tells the device what they have now."""
+        compacted = [row for row in rows if row.compaction is not None]
+        if compacted:
+            self.compactor.compact(compacted)
+            self.state.compacted(compacted)
 
     def _launch_part(self, batch: Batch, goes_on: list[bool], stage: CudaStage) -> CudaPassHandle:
         """Launches a pass on a stage that is not the last: another stage samples."""
@@ -439,7 +449,8 @@ class CudaExecutor:
         """
         num_decodes, num_rows = batch.num_decodes, len(batch.rows)
         decodes, prefills = batch.rows[:num_decodes], batch.rows[num_decodes:]
-        is_eager = any(row.prompt_targets or row.images for row in prefills) or needs_embeddings(prefills)
+        is_eager = any(row.prompt_targets or row.images or needs_queries(row) for row in prefills)
+        is_eager = is_eager or needs_embeddings(prefills)
         continued = [index for index, goes in enumerate(goes_on, start=num_decodes) if goes]
         if self.decode_graphs and not is_eager and len(continued) == len(prefills):
             yield range(num_rows), partial(self._decode_graph(num_rows).run, batch.rows, prefills)
@@ -545,6 +556,7 @@ class CudaExecutor:
             inputs.images = self.images.prepare(batch)
         stores_all = self.states is not None
         attention: AttentionPass = self.attention.plan(inputs, every_token=every_token or stores_all)
+        attention = self.compactor.observe(batch.rows, attention)
         if self.layers is not None and batch.report_layers is not None:
             batch.report_layers(self.layers.begin())
             attention = MarkedAttention(attention, self.layers.mark)

@@ -16,6 +16,9 @@ from mini_infer_engine.runtime.memory.cache_memory import cache_memory
 from mini_infer_engine.runtime.memory.hidden_pages import HiddenPages
 from mini_infer_engine.runtime.memory.state_pool import StatePool
 
+_MOST_COPIED_BYTES = 64 << 20
+"""Bytes that a compaction copies at a time: it needs so much memory beside the pool."""
+
 
 class KVPool:
     """A pool of `num_pages` pages for the scheduler, and `null_page`, which pads page tables and is never written."""
@@ -121,6 +124,39 @@ class KVPool:
         if self.hidden is not None:
             self.hidden.copy(copies)
 
+    def read_keys(self, layer: int, pages: Tensor) -> Tensor:
+        """Returns a layer's keys in pages [pages] int64: [tokens, kv_heads, head_dim] in the model's dtype."""
+        return self.pages[:, self.places[layer][1], 0][pages].flatten(0, 1)
+
+    def compact(self, kept: Tensor, source: Tensor, target: Tensor) -> None:
+        """Copies tokens at cache indexes `kept` [layers or 1, kv_heads or 1, tokens] int64 of the pages `source` to the
+        first cache indexes of the pages `target`. Some of these may be the same.
+        """
+        token_bytes = kept.shape[-1] * self.storage.shape[1] * self.storage.itemsize // self.spec.page_size
+        step = max(1, self.spec.num_layers * _MOST_COPIED_BYTES // token_bytes)
+        for begin in range(0, self.spec.num_layers, step):
+            layers = slice(begin, min(begin + step, self.spec.num_layers))
+            self._compact_layers(layers, kept[layers] if kept.shape[0] > 1 else kept, source, target)
+
+    def _compact_layers(self, layers: slice, kept: Tensor, source: Tensor, target: Tensor) -> None:
+        """Implements `compact` for some layers of one page. What is copied is read as a whole before it is written."""
+        size, device = self.spec.page_size, kept.device
+        places = torch.arange(kept.shape[-1], device=device)
+        layer = torch.arange(layers.stop - layers.start, device=device).view(-1, 1, 1)
+        head = torch.arange(self.spec.num_kv_heads, device=device).view(-1, 1)
+        for pages, by_head in self._contents():
+            # [layers, kv_heads, tokens, keys or values, head_dim], or without the last for scales
+            some = pages[:, layers]
+            read = source[kept // size], layer, slice(None), *_token_of_head(kept % size, head, by_head=by_head)
+            write = target[places // size], layer, slice(None), *_token_of_head(places % size, head, by_head=by_head)
+            some[write] = some[read]
+
+    def _contents(self) -> list[tuple[Tensor, bool]]:
+        """Returns what pages contain of tokens, [pages, layers, entries, page_size, kv_heads, ...], or with kv_heads
+        before page_size where the second is True.
+        """
+        return [(self.pages, False)]
+
     def copied_tokens(self, copy: PageCopy) -> int:
         """Returns how many tokens of a page, as `pages` has them, a copy takes."""
         return copy.tokens
@@ -180,3 +216,8 @@ class KVPool:
         if scratch.shape[0] < rows.shape[0]:
             scratch = self._scratch = self.half_pages.new_empty(rows.shape[0] * 5 // 4, self.half_pages.shape[1])
         return torch.index_select(self.half_pages, 0, rows, out=scratch[: rows.shape[0]])
+
+
+def _token_of_head(token: Tensor, head: Tensor, *, by_head: bool) -> tuple[Tensor, Tensor]:
+    """Returns the indexes of tokens in their page and of their heads in the order of the page's dimensions."""
+    return (head, token) if by_head else (token, head)

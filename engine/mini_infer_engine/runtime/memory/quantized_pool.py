@@ -47,6 +47,16 @@ class QuantizedKVPool(KVPool):
         for copy in copies:
             self.scales[copy.target, ..., : copy.tokens].copy_(self.scales[copy.source, ..., : copy.tokens])
 
+    def read_keys(self, layer: int, pages: Tensor) -> Tensor:
+        """Returns the dequantised keys of a layer in these pages, [tokens, kv_heads, head_dim]."""
+        place = self.places[layer][1]
+        values = self.pages.view(torch.uint8)[:, place, 0][pages].view(self._kind.dtype)
+        scales = self.scales[:, place, 0][pages].transpose(1, 2)
+        return dequantize_rows(values, scales, self.spec.dtype).flatten(0, 1)
+
+    def _contents(self) -> list[tuple[Tensor, bool]]:
+        return [(self.pages.view(torch.uint8), False), (self.scales, True)]
+
     def write(self, rows: Tensor, new: Tensor) -> Tensor:
         """Quantises keys and values [tokens, 2, kv_heads, head_dim] and writes them to `rows`. Returns the rounded
         values.

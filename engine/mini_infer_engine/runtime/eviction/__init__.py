@@ -1,0 +1,1 @@
+"""Eviction of cached tokens: which of them a policy keeps, and how the page pool is compacted."""

@@ -1,0 +1,110 @@
+"""Compacts the caches of sequences at the end of a pass: observes attention, chooses tokens, and copies them together.
+
+Plain torch on any device. Attention is observed beside the backend's own, in passes that are launched layer by layer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mini_infer_engine.config.options.kv_policies import NUM_SINKS, OBSERVATION_WINDOW
+from mini_infer_engine.core.batch import Row
+from mini_infer_engine.device import to_device
+from mini_infer_engine.layers.attention import Attention, AttentionBlock
+from mini_infer_engine.layers.norm import rms_norm
+from mini_infer_engine.layers.rotary import Rotary, rotate_
+from mini_infer_engine.ops.base import AttentionPass
+from mini_infer_engine.runtime.eviction.scores import snapkv_kept, snapkv_scores, streaming_llm_kept
+from mini_infer_engine.runtime.memory.kv_pool import KVPool
+
+
+@dataclass(slots=True)
+class Observation:
+    """What a pass observes of one row, layer by layer."""
+
+    tokens: slice
+    """The row's last tokens in the pass, whose queries are observed."""
+    num_keys: int
+    pages: Tensor  # [pages] int64, those of the keys
+    scores: list[Tensor] = field(default_factory=list)  # [kv_heads, keys before those of the queries] of each layer
+
+
+class Compactor:
+    """Compacts sequences of one page pool."""
+
+    def __init__(self, pool: KVPool) -> None:
+        self._pool = pool
+        self._observations: dict[int, Observation] = {}
+        """Those of the pass that is being launched, by slot."""
+
+    def observe(self, rows: Sequence[Row], attention: AttentionPass) -> AttentionPass:
+        """Returns the attention of a pass with these rows, which observes what their compactions need."""
+        begin, observations = 0, list[Observation]()
+        for row in rows:
+            begin += row.count
+            if not needs_queries(row):
+                continue
+            num_keys = row.start + row.count
+            pages = self._page_ids(row.page_table, num_keys)
+            observation = Observation(slice(begin - OBSERVATION_WINDOW, begin), num_keys, pages)
+            self._observations[row.slot] = observation
+            observations.append(observation)
+        return ObservingAttention(attention, self._pool, observations) if observations else attention
+
+    def compact(self, rows: Sequence[Row]) -> None:
+        """Compacts the caches of those of a computed pass's rows that are to be."""
+        for row in rows:
+            if row.compaction is None:
+                continue
+            num_keys, num_kept = row.start + row.count, row.compaction.num_kept
+            if needs_queries(row):
+                scores = torch.stack(self._observations.pop(row.slot).scores)
+                kept = snapkv_kept(scores, num_keys, num_kept)
+            else:
+                kept = streaming_llm_kept(num_keys, num_kept, NUM_SINKS, self._pool.pages.device).view(1, 1, -1)
+            source = self._page_ids(row.page_table, num_keys)
+            self._pool.compact(kept, source, self._page_ids(row.compaction.pages, num_kept))
+
+    def _page_ids(self, page_table: Sequence[int], num_tokens: int) -> Tensor:
+        num_pages = -(-num_tokens // self._pool.spec.page_size)
+        return to_device(torch.tensor(page_table[:num_pages], dtype=torch.int64).numpy(), self._pool.pages.device)
+
+
+class ObservingAttention:
+    """An `AttentionPass` that also scores the cached tokens of some rows by their last queries."""
+
+    def __init__(self, inner: AttentionPass, pool: KVPool, observations: Sequence[Observation]) -> None:
+        self.logits_indices, self.positions = inner.logits_indices, inner.positions
+        self._inner, self._pool, self._observations = inner, pool, observations
+        self._rotations: dict[tuple[Rotary, int], tuple[Tensor, Tensor]] = {}
+
+    def attend(self, qkv: Tensor, layer: AttentionBlock) -> Tensor:
+        """Attends by the inner pass, then scores the keys, those of this pass included."""
+        assert isinstance(layer, Attention), "eviction_limits admits no other"
+        width = layer.num_heads * layer.head_dim
+        copies = [qkv[observation.tokens, :width].clone() for observation in self._observations]  # before the rotation
+        mixed = self._inner.attend(qkv, layer)
+        for number, (observation, queries) in enumerate(zip(self._observations, copies, strict=True)):
+            q = self._rotated(queries.view(-1, layer.num_heads, layer.head_dim), layer, number)
+            keys = self._pool.read_keys(layer.layer, observation.pages)[: observation.num_keys]
+            observation.scores.append(snapkv_scores(q, keys, layer.scale))
+        return mixed
+
+    def _rotated(self, q: Tensor, layer: Attention, number: int) -> Tensor:
+        """Normalises and rotates queries [tokens, heads, head_dim] in place, as the backend does."""
+        if layer.qk_norm_weight is not None and layer.q_norm is not None:
+            rms_norm(q, layer.qk_norm_weight[: layer.num_heads], layer.q_norm.eps, out=q)
+        assert layer.rotary is not None, "finish_loading comes before the first pass"
+        if layer.rope.type != "none":
+            if (layer.rotary, number) not in self._rotations:
+                positions = self.positions[self._observations[number].tokens]
+                self._rotations[layer.rotary, number] = layer.rotary.lookup(positions)
+            rotate_(q, *self._rotations[layer.rotary, number])
+        return q
+
+
+def needs_queries(row: Row) -> bool:
+    """True if what a row's compaction keeps depends on the row's queries."""
+    return row.compaction is not None and row.compaction.policy == "snapkv"
