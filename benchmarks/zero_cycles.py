@@ -1,7 +1,8 @@
 """Cycles of `mini-infer up` to zero and back: requests that fail, and the time from zero to the first token.
 
 In each cycle the last engine stops for lack of requests; then many come at once, are held by the gateway, wake the
-service and are answered. Others begin while the engine is about to stop. Real engines with the demo, on this machine.
+service and are answered. Others begin while the engine is about to stop. Real engines with the demo, on this machine;
+`tests/e2e/zero.py` runs the same cycles on a cluster.
 """
 
 import asyncio
@@ -12,7 +13,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import yaml
@@ -20,12 +23,13 @@ import yaml
 from benchmarks.common.report import make_parser, save
 from mini_infer_operator.local.ports import free_ports
 
+NAME = "sleepy"
 SERVICE = {
     "apiVersion": "serving.mini-infer.io/v1alpha1",
     "kind": "InferenceService",
-    "metadata": {"name": "demo", "namespace": "default"},
+    "metadata": {"name": NAME, "namespace": "default"},
     "spec": {
-        "model": {"uri": "demo"},
+        "model": {"uri": "demo", "name": NAME},
         "unified": {
             "engine": {"device": "cpu", "kvCacheMemory": "256Mi"},
             "scaling": {"minReplicas": 0, "maxReplicas": 1, "windows": {"zeroSeconds": 2}},
@@ -37,7 +41,7 @@ SERVICE = {
 async def chat(session: aiohttp.ClientSession, url: str, number: int) -> tuple[str, float]:
     """Returns the outcome of one request, and the seconds to its first token."""
     body = {
-        "model": "demo",
+        "model": NAME,
         "messages": [{"role": "user", "content": f"number {number}"}],
         "max_tokens": 8,
         "stream": True,
@@ -59,30 +63,28 @@ async def chat(session: aiohttp.ClientSession, url: str, number: int) -> tuple[s
     return ("ok" if done else "cut"), first_s
 
 
-def count(path: Path) -> int:
-    """Returns the number of engines in the endpoints file."""
-    return len(json.loads(path.read_text())["endpoints"])
-
-
-async def engines(path: Path, number: int, limit_s: float) -> None:
-    """Waits until the endpoints file has this many engines."""
+async def engines(count: Callable[[], Awaitable[int]], number: int, limit_s: float) -> None:
+    """Waits until there are this many engines."""
     end_s = time.monotonic() + limit_s
-    while count(path) != number:
+    while await count() != number:
         if time.monotonic() > end_s:
             raise TimeoutError(f"there are not {number} engines after {limit_s:.0f} s")
         await asyncio.sleep(0.05)
 
 
-async def run(url: str, endpoints: Path, cycles: int, requests: int) -> dict[str, object]:
-    """Runs all cycles; half of a cycle's requests wake the service, half follow them over the next seconds."""
+async def run(url: str, count: Callable[[], Awaitable[int]], cycles: int, requests: int) -> dict[str, Any]:
+    """Runs all cycles; half of a cycle's requests wake the service, half follow them over the next seconds.
+
+    `count` returns the number of engines. The service has one when this begins.
+    """
     outcomes: Counter[str] = Counter()
     wakes_s: list[float] = []
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=300)
     ) as session:
-        await engines(endpoints, 1, 120)
+        await engines(count, 1, 120)
         for cycle in range(cycles):
-            await engines(endpoints, 0, 120)
+            await engines(count, 0, 120)
             held = [asyncio.create_task(chat(session, url, number)) for number in range(requests // 2)]
             later = []
             for number in range(requests - len(held)):
@@ -111,12 +113,16 @@ def main() -> int:
         with (folder / "output").open("w+") as output:
             process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, start_new_session=True)
             try:
-                endpoints = folder / ".mini-infer" / "demo" / "endpoints.json"
+                endpoints = folder / ".mini-infer" / NAME / "endpoints.json"
+
+                async def count() -> int:
+                    return len(json.loads(endpoints.read_text())["endpoints"])
+
                 while not endpoints.exists():
                     if process.poll() is not None:
                         raise RuntimeError((folder / "output").read_text())
                     time.sleep(0.05)
-                found = asyncio.run(run(f"http://127.0.0.1:{port}", endpoints, cycles, requests))
+                found = asyncio.run(run(f"http://127.0.0.1:{port}", count, cycles, requests))
             except TimeoutError:
                 print((folder / "output").read_text()[-4000:], flush=True)
                 raise
@@ -124,7 +130,7 @@ def main() -> int:
                 process.send_signal(signal.SIGINT)
                 process.wait(60)
     save(options.out, found)
-    return 0 if set(found["outcomes"]) == {"ok"} else 1  # type: ignore[call-overload]  # a mapping of outcomes
+    return 0 if set(found["outcomes"]) == {"ok"} else 1
 
 
 if __name__ == "__main__":

@@ -1,12 +1,18 @@
-"""Writes the demo model and wrong copies of it, for measurements of canaries."""
+"""Writes the demo model and wrong copies of it, for measurements of canaries: `python models.py FOLDER`.
+
+It needs the engine's package and nothing of this repository, so that it runs in a pod, too.
+"""
 
 import shutil
+import sys
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
-ASSETS = Path(__file__).parents[2] / "engine" / "mini_infer_engine" / "assets" / "demo"
+import mini_infer_engine
+
+ASSETS = Path(mini_infer_engine.__file__).parent / "assets" / "demo"
 BASE = "base"
 QUESTIONS = (
     "What does textwrap.dedent do?",
@@ -33,3 +39,7 @@ def _rounded(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     scale = tensor.float().abs().max() / 3
     return ((tensor.float() / scale).round() * scale).to(tensor.dtype)
+
+
+if __name__ == "__main__":
+    make_models(Path(sys.argv[1]))

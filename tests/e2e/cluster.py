@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import yaml
 from kubernetes import client, config
 
 from mini_infer_operator.local.ports import free_ports
@@ -97,6 +98,10 @@ class Cluster:
                 f"do not know how to load images into {context!r}: use kind or minikube, or name a program in E2E_NODE"
             )
 
+    def make_claim(self, namespace: str, name: str) -> None:
+        """Create a PersistentVolumeClaim, of which the cluster's default StorageClass makes a volume."""
+        self.apply(yaml.safe_dump(_claim(namespace, name)))
+
     @contextlib.contextmanager
     def reach(self, namespace: str, service: str) -> Iterator[str]:
         """The base URL of a NodePort Service: through a node's address where that is reachable, else port-forward."""
@@ -154,12 +159,63 @@ class NodeCluster(Cluster):
 
     def stop_container(self, container_id: str) -> None:
         """SIGSTOP to all processes of a container, as the kubelet names it: `containerd://...`."""
+        self._signal(container_id, "SIGSTOP")
+
+    def kill_container(self, container_id: str) -> None:
+        """SIGKILL to all processes of a container."""
+        self._signal(container_id, "SIGKILL")
+
+    def _signal(self, container_id: str, signal: str) -> None:
         ctr = (program("ctr"), "-a", "/run/containerd/containerd.sock", "-n", "k8s.io")
         container = container_id.removeprefix("containerd://")
-        run(self._node, "exec", self._folder, *ctr, "task", "kill", "--all", "--signal", "SIGSTOP", container)
+        run(self._node, "exec", self._folder, *ctr, "task", "kill", "--all", "--signal", signal, container)
+
+    def make_claim(self, namespace: str, name: str) -> None:
+        """Create a PersistentVolumeClaim on a folder of the node, which has no provisioner."""
+        volume = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": f"{namespace}-{name}"},
+            "spec": {
+                "capacity": {"storage": "1Gi"},
+                "accessModes": ["ReadWriteMany"],
+                "storageClassName": "",
+                "hostPath": {"path": str(self.make_folder(f"{namespace}-{name}"))},
+            },
+        }
+        claim = _claim(namespace, name)
+        claim["spec"] |= {"storageClassName": "", "volumeName": f"{namespace}-{name}"}
+        self.apply(yaml.safe_dump_all([volume, claim]))
+
+    def make_folder(self, name: str) -> Path:
+        """Make a folder of the node that belongs to the images' user, and return its path there."""
+        path = self._folder / "volumes" / name
+        run(self._node, "exec", self._folder, "sh", "-c", f"mkdir -p {path} && chown 65532:65532 {path}")
+        return path
+
+    def restart(self, name: str) -> None:
+        """Kill a program of the node itself, such as `kubelet`, and start it again as it was."""
+        run(self._node, "exec", self._folder, "bash", "-c", _RESTART, "restart", name, self._folder)
 
     def down(self) -> None:
         run(self._node, "down", self._folder)
+
+
+_RESTART = """
+set -eu
+pid=$(pidof "$1")
+mapfile -d '' -t command <"/proc/$pid/cmdline"
+mapfile -d '' -t variables <"/proc/$pid/environ"
+kill -9 "$pid"
+sleep 1
+setsid env -i "${variables[@]}" "${command[@]}" >>"$2/log/$1-again.log" 2>&1 </dev/null &
+"""
+
+
+def _claim(namespace: str, name: str) -> dict[str, Any]:
+    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    metadata = {"name": name, "namespace": namespace}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
 
 
 def wait_until(what: str, condition: Callable[[], Any], timeout_s: float, every_s: float = 0.5) -> Any:

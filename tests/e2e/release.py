@@ -34,8 +34,10 @@ class Release:
         """When `helm install` began."""
         self._installed = False
 
-    def install(self, chart: Path = ROOT / "charts/mini-infer", tag: str = TAG) -> None:
-        """Nothing where it is there; a cluster that has a release of somebody else's fails the test."""
+    def install(self, chart: Path = ROOT / "charts/mini-infer", tag: str = TAG, **values: str) -> None:
+        """Nothing where it is there; a cluster that has a release of somebody else's fails the test. `values` are by
+        their dotted names.
+        """
         if self._installed:
             return
         if self.cluster.get("crd", "--field-selector", f"metadata.name={CRDS[0]}"):
@@ -44,7 +46,8 @@ class Release:
         # Before the operator starts, which else would look for this kind again within a minute only.
         self.cluster.kubectl("apply", "--server-side", "-f", str(LEADER_WORKER_SETS))
         self.begun_s = time.monotonic()
-        flags = release_flags(tag, **{"gateway.options.maxLocalPrefillTokens": str(MAX_LOCAL_PREFILL_TOKENS)})
+        threshold = {"gateway.options.maxLocalPrefillTokens": str(MAX_LOCAL_PREFILL_TOKENS)}
+        flags = release_flags(tag, **threshold, **values)
         self.cluster.helm("install", RELEASE, str(chart), "-n", SYSTEM, "--create-namespace", *flags)
         log_line(f"helm install took {time.monotonic() - self.begun_s:.0f} s")
 

@@ -46,6 +46,7 @@ class Service:
             "unified": {
                 "replicas": 2,
                 "engine": {"maxNumSeqs": 16, "extraArgs": ["--dry-run"]},
+                "resources": {"requests": {"cpu": "50m"}},  # a small node has room for others beside it
                 "template": {"spec": {"initContainers": [self._slow_start()]}},
             },
         }
@@ -80,7 +81,7 @@ class Service:
             if not (current and conditions.get("Ready") == "True" and status["replicas"] == desired):
                 return False
             pods = [pod for pod in self.pods() if "deletionTimestamp" not in pod["metadata"]]
-            return len(pods) == desired and all(_is_ready(pod) for pod in pods)  # the status may lag behind a loss
+            return len(pods) == desired and all(is_ready(pod) for pod in pods)  # the status may lag behind a loss
 
         wait_until(f"{NAME} ready", is_settled, limit_s or 120 + 6 * self._start_s)
 
@@ -89,9 +90,13 @@ class Service:
         found = self.cluster.read("Pod", self._namespace, labels=f"serving.mini-infer.io/service={NAME}")
         return sorted(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
+    def begin_edit(self) -> None:
+        """A new revision is to take the place of the old one."""
+        self.apply(engine={**self._spec["unified"]["engine"], "maxNumSeqs": 8 + int(time.time()) % 200})
+
     def edit(self) -> None:
-        """A new revision takes the place of the old one."""
-        self.apply(engine={**self._spec["unified"]["engine"], "maxNumSeqs": 8 + int(time.time()) % 100})
+        """It has taken its place."""
+        self.begin_edit()
         self.ready()
 
     def bad_edit_and_back(self) -> None:
@@ -110,7 +115,7 @@ class Service:
     def make_again(self) -> None:
         """Deleted from around its engines, which answer until it is made again and adopts them."""
         pods = self.pods()
-        before, staying = _uids(pods), _uids(pod for pod in pods if not _is_leaving(pod))
+        before, staying = _uids(pods), _uids(pod for pod in pods if not is_leaving(pod))
         self.cluster.kubectl("delete", "infsvc", NAME, "-n", self._namespace, "--cascade=orphan")
         time.sleep(3)
         self.apply()
@@ -162,7 +167,7 @@ class Service:
 
     def lose_the_operator(self) -> None:
         """In the middle of an edit."""
-        self.apply(engine={**self._spec["unified"]["engine"], "maxNumSeqs": 120 + int(time.time()) % 100})
+        self.begin_edit()
         selector = "app.kubernetes.io/component=operator"
         flags = ("-n", self._system, "-l", selector, "--grace-period=0", "--force")
         self.cluster.kubectl("delete", "pod", *flags)
@@ -213,7 +218,7 @@ def _uids(pods: Iterable[dict[str, Any]]) -> set[str]:
     return {pod["metadata"]["uid"] for pod in pods}
 
 
-def _is_leaving(pod: dict[str, Any]) -> bool:
+def is_leaving(pod: dict[str, Any]) -> bool:
     metadata = pod["metadata"]
     return "deletionTimestamp" in metadata or LABEL_DRAINING in metadata.get("labels", {})
 
@@ -223,7 +228,7 @@ def _lacks_its_image(pod: dict[str, Any]) -> bool:
     return any("Image" in status["state"].get("waiting", {}).get("reason", "") for status in statuses)
 
 
-def _is_ready(pod: dict[str, Any]) -> bool:
+def is_ready(pod: dict[str, Any]) -> bool:
     conditions = pod["status"].get("conditions", ())
     return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 

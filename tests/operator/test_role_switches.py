@@ -29,6 +29,18 @@ def role_counts(cluster: Cluster, name: str) -> dict[str, tuple[int, str]]:
     return {role["name"]: (role["replicas"], role["ready"]) for role in cluster.status(name)["roles"]}
 
 
+def counted(cluster: Cluster, name: str) -> tuple[int, int]:
+    """Returns the pods that the service's one budget counts, and how many of them may be evicted."""
+    (budget,) = cluster.children(name, "poddisruptionbudgets")
+    return budget["status"]["expectedPods"], budget["status"]["disruptionsAllowed"]
+
+
+def answering(cluster: Cluster, name: str) -> set[str]:
+    """Returns the pods that the Service of the engines reaches."""
+    slices = cluster.get("endpointslices", f"kubernetes.io/service-name={name}-engines")
+    return {endpoint["targetRef"]["name"] for found in slices for endpoint in found.get("endpoints") or ()}
+
+
 def serves(url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{url}/metrics", timeout=60):
@@ -72,4 +84,7 @@ def test_engine_switches_and_stays_so_when_another_operator_takes_over(
         assert {name: ready for name, (_, ready) in settled[1].items()} == {r: f"{n}/{n}" for r, n in counts.items()}
         (kept,) = (pod for pod in cluster.children("fluid", "pods") if pod["metadata"]["name"] == idle)
         assert kept["metadata"]["labels"][ROLE] == "decode", "its Deployment's selector still finds it"
+        assert answering(cluster, "fluid") == {pod["metadata"]["name"] for pod in cluster.children("fluid", "pods")}
+        pods = len(cluster.children("fluid", "pods"))
+        wait(lambda: counted(cluster, "fluid") == (pods, 1))  # two budgets would let both prefill engines go
         assert plane.kubectl("delete", "infsvc", "fluid").returncode == 0

@@ -32,6 +32,7 @@ _OTHERS = {
     "hpa": "/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers",
     "replicasets": "/apis/apps/v1/namespaces/default/replicasets",
     "leases": "/apis/coordination.k8s.io/v1/namespaces/default/leases",
+    "endpointslices": "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices",
 }
 
 

@@ -21,12 +21,12 @@ Values = Callable[[str, str], dict[str, float]]
 class StubMetrics:
     """Serves on this machine's address from `start` to `stop`; `manifests` make the API server ask it."""
 
-    def __init__(self, folder: Path, metrics: list[str], values: Values) -> None:
+    def __init__(self, folder: Path, metrics: list[str], values: Values, address: str = "") -> None:
         self._metrics, self._values = metrics, values
         key, certificate = folder / "stub.key", folder / "stub.crt"
         command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=stub"]
         subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
-        self._server = ThreadingHTTPServer((own_address(), 0), self._handler())
+        self._server = ThreadingHTTPServer((address or own_address(), 0), self._handler())
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, key)
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True)

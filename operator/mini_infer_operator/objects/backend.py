@@ -229,9 +229,9 @@ class ClusterBackend:
         return replace(observed, model_cache=status, look_again_s=look_again_s)
 
     async def _with_node_copies(self, service: InferenceService, observed: Observed) -> Observed:
-        """Adds how far copies onto nodes are: the pod that answers is the one that copies, others wait for it."""
-        url = next((url for pod in copying_pods(self._pods) if (url := pod_url(pod, HTTP_PORT)) is not None), None)
-        progress = await self._copied.query_url(url) if self._copied is not None and url is not None else None
+        """Adds how far copies onto nodes are."""
+        urls = [url for pod in copying_pods(self._pods) if (url := pod_url(pod, HTTP_PORT)) is not None]
+        progress = await self._copied.query_urls(urls) if self._copied is not None else None
         status = node_copy_status(service, self._pods, progress)
         goes_on = status is not None and status.state == "Copying"
         look_again_s = min(observed.look_again_s, LOOK_AGAIN_S) if goes_on else observed.look_again_s
@@ -265,7 +265,9 @@ class ClusterBackend:
         failure = settings.pod_security.failure(service, new, copies=copies)
         if failure is not None:
             return failure
-        manifests = render(service, plan, frozen, settings.engine_image_pull_policy, settings.engine_peers)
+        has_switched = bool(past_switches(self._pods))
+        policy, peers = settings.engine_image_pull_policy, settings.engine_peers
+        manifests = render(service, plan, frozen, policy, peers, has_switched=has_switched)
         manifests += self._model_cache_job(service, plan)
         current = next((workload.revision for workload in plan.workloads if workload.launch is not None), None)
         spec = service.spec.model_dump(mode="json", by_alias=True, exclude_none=True)

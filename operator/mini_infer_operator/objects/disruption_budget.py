@@ -7,8 +7,11 @@ from mini_infer_operator.resource import LABEL_ROLE, LABEL_SERVICE, DisruptionBu
 DEFAULT_MAX_UNAVAILABLE = 1
 
 
-def disruption_budgets(service: InferenceService) -> list[Manifest]:
+def disruption_budgets(service: InferenceService, *, is_fluid: bool = False) -> list[Manifest]:
     """Returns one budget for each role, over all its revisions; [] if the spec disables them.
+
+    There is one for all roles if engines switch them (`is_fluid`): budgets by the role that a pod started with would
+    let all engines go that have a role now, and a budget of part of a Deployment's pods counts its other ones as lost.
 
     A budget over all revisions keeps a rollout and an eviction together within the limit. An engine that is not ready
     may be evicted at any time: it serves no one, and would keep its node from draining.
@@ -22,12 +25,12 @@ def disruption_budgets(service: InferenceService) -> list[Manifest]:
         return []
     allowed = DEFAULT_MAX_UNAVAILABLE if settings.max_unavailable is None else settings.max_unavailable
     name, of_service = service.metadata.name, {LABEL_SERVICE: service.metadata.name}
-    selected = {role_name(name, role): (of_service | {LABEL_ROLE: role}, spec) for role, spec in service.roles.items()}
-    if "unified" in service.roles:  # also over prefill and decode engines that an edit replaces
-        selected = {engines_service_name(name): (of_service, service.roles["unified"])}
+    nodes = {role: (spec.parallelism and spec.parallelism.nodes) or 1 for role, spec in service.roles.items()}
+    selected = {role_name(name, role): (of_service | {LABEL_ROLE: role}, count) for role, count in nodes.items()}
+    if is_fluid or "unified" in service.roles:  # the latter also over prefill and decode engines that an edit replaces
+        selected = {engines_service_name(name): (of_service, nodes.get("unified") or max(nodes.values()))}
     return [
-        _budget(service, budget, selector, _of_pods(allowed, (spec.parallelism and spec.parallelism.nodes) or 1))
-        for budget, (selector, spec) in selected.items()
+        _budget(service, budget, selector, _of_pods(allowed, count)) for budget, (selector, count) in selected.items()
     ]
 
 

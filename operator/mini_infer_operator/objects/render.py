@@ -13,6 +13,7 @@ from mini_infer_operator.objects.network_policy import NOBODY, network_policy
 from mini_infer_operator.objects.pod import frozen_pods
 from mini_infer_operator.objects.weights_service import weights_service
 from mini_infer_operator.plan.plan import Plan
+from mini_infer_operator.plan.role_switches import roles_are_interchangeable
 from mini_infer_operator.resource import InferenceService
 from mini_infer_operator.settings import EnginePeers
 
@@ -26,13 +27,17 @@ def render(
     frozen: Frozen,
     pull_policy: str | None,
     allowed: EnginePeers = NOBODY,
+    *,
+    has_switched: bool = False,
 ) -> list[Manifest]:
     """Returns all manifests that should exist, in the order in which they are to be written.
 
     A revision that has a frozen template keeps it, so an upgraded operator that would render it differently rolls
-    nothing.
+    nothing. `has_switched`: an engine has another role now than its pod's label of the role says.
     """
-    manifests = [engines_service(service, plan), weights_service(service), *disruption_budgets(service)]
+    is_fluid = has_switched or roles_are_interchangeable(service)
+    manifests = [engines_service(service, plan, is_fluid=is_fluid), weights_service(service)]
+    manifests += disruption_budgets(service, is_fluid=is_fluid)
     policy = network_policy(service, allowed)
     manifests += [policy] if policy is not None else []
     for workload in plan.workloads:

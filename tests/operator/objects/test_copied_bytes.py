@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from mini_infer_operator.objects import copied_bytes
-from mini_infer_operator.objects.copied_bytes import CopiedBytes
+from mini_infer_operator.objects.copied_bytes import CopiedBytes, slowest_copy
 
 
 class _Pods:
@@ -64,3 +64,18 @@ async def test_there_is_no_progress_when_no_pod_runs(pods: tuple[dict[str, Any],
     async with aiohttp.ClientSession() as session:
         copied = CopiedBytes(_Pods(*pods), session)  # type: ignore[arg-type]  # of which `list` is called
         assert await copied.query("team-a", "demo-model-1") is None
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([], None),
+        ([(0, None), (50, 200)], (50, 200)),  # the first one waits for the other
+        ([(150, 200), (50, 200)], (50, 200)),
+        ([(0, None), (50, None)], (50, None)),  # a server that says no sizes
+    ],
+)
+def test_slowest_copy_is_reported_when_pods_of_several_nodes_answer(
+    answers: list[tuple[int, int | None]], expected: tuple[int, int | None] | None
+) -> None:
+    assert slowest_copy(answers) == expected
