@@ -75,16 +75,18 @@ async def engines(count: Callable[[], Awaitable[int]], number: int, limit_s: flo
 async def run(url: str, count: Callable[[], Awaitable[int]], cycles: int, requests: int) -> dict[str, Any]:
     """Runs all cycles; half of a cycle's requests wake the service, half follow them over the next seconds.
 
-    `count` returns the number of engines. The service has one when this begins.
+    `count` returns the number of engines. The service has one when this begins. `begun_s` of what is returned are the
+    times of each cycle's first request, by the monotonic clock.
     """
     outcomes: Counter[str] = Counter()
-    wakes_s: list[float] = []
+    wakes_s, begun_s = list[float](), list[float]()
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=300)
     ) as session:
         await engines(count, 1, 120)
         for cycle in range(cycles):
             await engines(count, 0, 120)
+            begun_s.append(time.monotonic())
             held = [asyncio.create_task(chat(session, url, number)) for number in range(requests // 2)]
             later = []
             for number in range(requests - len(held)):
@@ -94,7 +96,8 @@ async def run(url: str, count: Callable[[], Awaitable[int]], cycles: int, reques
             outcomes.update(outcome for outcome, _ in answers)
             wakes_s.append(min((first_s for _, first_s in answers if first_s), default=float("nan")))
             print(f"cycle {cycle + 1}: {dict(outcomes)}, first token after {wakes_s[-1]:.2f} s", flush=True)
-    return {"cycles": cycles, "outcomes": dict(outcomes), "first_token_s": [round(one, 3) for one in wakes_s]}
+    firsts_s = [round(one, 3) for one in wakes_s]
+    return {"cycles": cycles, "outcomes": dict(outcomes), "first_token_s": firsts_s, "begun_s": begun_s}
 
 
 def main() -> int:
