@@ -1,5 +1,5 @@
-"""Scales services by their gateways' reports: reads these every second while any service has `scaling`, plans, and
-queues services whose numbers change. Decides nothing: the planner does.
+"""Scales services by their gateways' reports: reads these each second, or sooner, while any service has `scaling`,
+plans, and queues services whose numbers change. Decides nothing: the planner does.
 """
 
 import asyncio
@@ -27,6 +27,12 @@ from mini_infer_operator.scaling.service_scaler import Change, ServiceScaler
 from mini_infer_operator.scaling.spec import planned_spec, policies_of
 
 READ_EVERY_S = 1.0
+READ_ASLEEP_S = 0.2
+"""Seconds between two readings while a service has no engine: requests may be held, and each second is one of their
+wait.
+"""
+PAUSE_RATIO = 10.0
+"""The pause after a reading, as a multiple of the time that it took: many services or gateways are read less often."""
 UNHEARD_S = 60.0
 """Seconds without a report after which an Event says so."""
 
@@ -85,10 +91,18 @@ class Scaling:
 
     async def run(self) -> None:
         """Reads and plans until cancelled."""
+        took_s = 0.0
         while True:
-            await asyncio.sleep(READ_EVERY_S)
+            await asyncio.sleep(self.pause_s(took_s))
+            begun_s = self._clock()
             if self._scaled:
                 self.step(await self._reader.read())
+            took_s = self._clock() - begun_s
+
+    def pause_s(self, took_s: float) -> float:
+        """Returns the seconds until the next reading, after one that took so long."""
+        is_asleep = any(scaled.granted and not any(scaled.granted.values()) for scaled in self._scaled.values())
+        return min(READ_EVERY_S, max(READ_ASLEEP_S, PAUSE_RATIO * took_s)) if is_asleep else READ_EVERY_S
 
     def step(self, reports: Mapping[str, GatewayLoads]) -> None:
         """Plans every service by these reports, within the GPU budget of its namespace."""

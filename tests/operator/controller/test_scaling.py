@@ -72,6 +72,18 @@ def test_service_sleeps_and_wakes_with_an_event_that_says_why() -> None:
     assert {reason for reason, _ in world.events} == {"Planned"}
 
 
+def test_gateways_are_read_more_often_when_a_service_sleeps() -> None:
+    world = World(demo={"replicas": 1, "scaling": SCALED}, other={"replicas": 1, "scaling": SCALED})
+    world.step(0.0, demo=1, other=1)
+    assert world.scaling.pause_s(took_s=0.0) == 1.0
+    for second in range(1, 20):
+        world.step(float(second), other=1)
+    assert world.decided("demo") == {"unified": 0}
+    assert world.scaling.pause_s(took_s=0.0) == 0.2
+    assert world.scaling.pause_s(took_s=0.05) == 0.5
+    assert world.scaling.pause_s(took_s=3.0) == 1.0
+
+
 def test_service_without_scaling_is_never_planned() -> None:
     world = World(demo={"replicas": 3}, owned={"scaling": {**SCALED, "owner": "Autoscaler"}})
     for second in range(20):
