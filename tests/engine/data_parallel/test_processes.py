@@ -1,4 +1,4 @@
-"""Engines of a server get one pool of main memory for evicted blocks, unless they have one already or cannot share it."""
+"""Engines of a server get one pool of main memory for evicted blocks, unless they have one, or cannot share it."""
 
 import os
 from pathlib import Path
