@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from mini_infer_apis.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH
 from mini_infer_apis.dialects.anthropic_errors import ANTHROPIC_ERRORS
+from mini_infer_apis.dialects.kv_hints import KV_HINTS_PATH
 from mini_infer_apis.dialects.responses import RESPONSES_PATH
 from mini_infer_apis.stored_responses.request import KEPT_HEADER
 from mini_infer_apis.stored_responses.service import COUNT_PATH
@@ -79,6 +80,7 @@ ENGINE_PATHS: Final = {
         EnginePath(path=COUNT_TOKENS_PATH, generates=False, errors=ANTHROPIC_ERRORS),
         EnginePath(path=CHAT_PATH + "/batch", prompts=batch_prompts),
         EnginePath(path="/invocations", prompts=invocation_prompts),
+        EnginePath(path=KV_HINTS_PATH, prompts=invocation_prompts, generates=False),
         EnginePath(path=CHAT_PATH + "/render", generates=False),
         EnginePath(path=COMPLETIONS_PATH + "/render", generates=False),
         EnginePath(

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mini_infer_apis.dialects import responses
 from mini_infer_apis.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH, chat_body
+from mini_infer_apis.dialects.kv_hints import KV_HINTS_PATH
 from mini_infer_apis.dialects.responses import RESPONSES_PATH
 from mini_infer_contract.blocks import block_keys, root_key
 from mini_infer_contract.events import (
@@ -120,6 +121,7 @@ class FakeEngine:
         app.router.add_post(MESSAGES_PATH, self._generate)
         app.router.add_post(COUNT_TOKENS_PATH, self._generate)
         app.router.add_post(RESPONSES_PATH, self._generate)
+        app.router.add_post(KV_HINTS_PATH, self._generate)
         app.router.add_post("/tokenize", self._tokenize)
         for path in (*SCORING_PATHS, *OTHER_SERVERS_PATHS):
             app.router.add_post(path, self._work)
@@ -241,6 +243,8 @@ class FakeEngine:
         body: dict[str, Any] = json.loads(raw)
         if self.hang:
             await asyncio.sleep(60)
+        if request.path == KV_HINTS_PATH:
+            return web.json_response({"object": "kv_hints"})
         if request.path in (MESSAGES_PATH, COUNT_TOKENS_PATH):
             prompts = [chat_prompt_ids(self.encoder, chat_body(body, request.path))]
         elif request.path == "/v1/chat/completions":

@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from mini_infer_apis.dialects.anthropic_request import (
     INVALID_JSON,
     Base64Source,
@@ -134,6 +136,7 @@ def _sampling(request: MessagesRequest) -> dict[str, Any]:
         "itl_ms": request.itl_ms,
         "deadline_ms": request.deadline_ms,
         "cache_salt": request.cache_salt,
+        "kv_hints": None if request.kv_hints is None else msgspec.to_builtins(request.kv_hints),
         "return_token_ids": request.return_token_ids,
         "resume_token_ids": request.resume_token_ids,
     }

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, Struct
 
+from mini_infer_apis.dialects.kv_hints import KVHints
 from mini_infer_contract.launch import MAX_TARGET_MS
 from mini_infer_web.api_errors import ApiError, Fault, refuse_field
 from mini_infer_web.body_fields import UnknownFields, read_body
@@ -223,6 +224,7 @@ class MessagesRequest(Conversation, kw_only=True):
     itl_ms: Annotated[float, Meta(gt=0, le=MAX_TARGET_MS)] | None = None
     deadline_ms: Annotated[float, Meta(gt=0, le=MAX_TARGET_MS)] | None = None
     cache_salt: str | None = None
+    kv_hints: KVHints | None = None
     return_token_ids: bool | None = None
     """If true, the answer has `token_ids`; in a stream, a `ping` behind the events of each step has the step's."""
     resume_token_ids: Annotated[list[int], Meta(min_length=1)] | None = None

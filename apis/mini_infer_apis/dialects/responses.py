@@ -39,6 +39,7 @@ SAME_IN_CHAT = (
     "parallel_tool_calls",
     "chat_template_kwargs",
     "cache_salt",
+    "kv_hints",
     "priority",
     *TARGET_HEADERS,
 )

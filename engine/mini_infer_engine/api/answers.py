@@ -434,6 +434,15 @@ class Version(Struct):
     version: str
 
 
+class KVHintsTaken(Struct):
+    """The answer to hints on a session's next request."""
+
+    object: Literal["kv_hints"]
+    model: str
+    prompt_tokens: int
+    """Tokens of the session; its blocks that are cached have the hints' lease from now on."""
+
+
 class Load(Struct):
     """The load of the server."""
 

@@ -10,6 +10,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import WebSocketRoute
 
 from mini_infer_apis.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH
+from mini_infer_apis.dialects.kv_hints import KV_HINTS_PATH
 from mini_infer_apis.dialects.responses import RESPONSES_PATH
 from mini_infer_apis.stored_responses.service import COMPACT_PATH, COUNT_PATH, ResponsesService
 from mini_infer_contract import launch
@@ -31,6 +32,7 @@ from mini_infer_engine.api.dialects.pooling.score import SCORE_PATHS, ScoreDiale
 from mini_infer_engine.api.generate import GenerationResponse
 from mini_infer_engine.api.http import RequestIds, install_error_handlers, json_response
 from mini_infer_engine.api.key_check import KeyCheck
+from mini_infer_engine.api.kv_hints import take_kv_hints
 from mini_infer_engine.api.kv_prefetch import announced_sessions
 from mini_infer_engine.api.openapi.document import document
 from mini_infer_engine.api.render import render_chat, render_completion
@@ -70,6 +72,7 @@ def make_app(state: ApiServerState, keys: ApiKeys | None = None, guard: AdminGua
         ("/v1/chat/completions", "POST", lambda request: _generate(state, request, ChatDialect())),
         ("/v1/completions", "POST", lambda request: _generate(state, request, CompletionDialect())),
         ("/v1/chat/completions/batch", "POST", lambda request: _generate(state, request, BatchChatDialect())),
+        (KV_HINTS_PATH, "POST", lambda request: take_kv_hints(state, request)),
         ("/invocations", "POST", lambda request: _generate(state, request, InvocationDialect())),
         ("/v1/chat/completions/render", "POST", lambda request: render_chat(state, request)),
         ("/v1/completions/render", "POST", lambda request: render_completion(state, request)),

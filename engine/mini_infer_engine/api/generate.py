@@ -109,7 +109,7 @@ class GenerationResponse(Response):
         with state.admission.body(len(raw)):
             body, unknown = read_json_object(raw), state.unknown_fields()
             spec = _with_options(self._dialect.parse(body, unknown), state.options)
-            spec = _of_key(spec, self._request.scope.get("state", {}).get(GRANT), state.options)
+            spec = of_key(spec, self._request.scope.get("state", {}).get(GRANT), state.options)
             state.ignored_fields.note(unknown.names)
             try:
                 if spec.parsing is not None:
@@ -168,7 +168,7 @@ class GenerationResponse(Response):
             watcher.cancel()
 
 
-def _of_key(spec: GenerationSpec, grant: KeyGrant | None, options: ServerOptions) -> GenerationSpec:
+def of_key(spec: GenerationSpec, grant: KeyGrant | None, options: ServerOptions) -> GenerationSpec:
     """Applies the priority and the cache salt that the request's key allows; a gateway has salted its
     clients' already.
     """

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from mini_infer_apis.dialects.kv_hints import KVHints
 from mini_infer_contract.launch import LEASE_HEADER, MAX_LEASE_S, RETURN_HEADER
-from mini_infer_engine.api.dialects.kv_hints import KVHints
 from mini_infer_web.api_errors import ApiError
 
 PIN_S = 300.0

@@ -67,6 +67,9 @@ class Core(Protocol):
     def switch_role(self, role: Role) -> None:
         """Switches the engine to another role."""
 
+    def hint(self, request: Request) -> None:
+        """Gives the cached blocks of a prompt the lease of its request, which is not served."""
+
     def prefetch(self, request_ids: Sequence[str], ttl_s: float) -> None:
         """Loads the blocks of sessions that return within `ttl_s` seconds, named by their last requests' ids."""
 

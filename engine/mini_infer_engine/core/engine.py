@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from mini_infer_contract.blocks import root_key
+from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, root_key
 from mini_infer_contract.events import BlockStored, KVEvent, LoadReport
 from mini_infer_engine.config.model.vision import VisionConfig
 from mini_infer_engine.config.options.kv_policies import KVPolicy, policy_of_request, room_fault
@@ -422,6 +422,27 @@ class Engine:
         """Copies cached blocks to lower tiers while there is no work. Returns False if there is nothing to copy."""
         self._take_loaded()
         return self._tiers.write_behind(is_idle=True) or self._tiers.are_copying
+
+    def hint(self, request: Request) -> None:
+        """Gives the cached blocks of a prompt the lease of its request, which is not served: its session returns, or
+        does not. Raises ValueError if the request's images cannot be read.
+        """
+        self._take_loaded()
+        self.scheduler.kv_cache.pool.advance(time.monotonic())
+        sequence = Sequence(
+            request,
+            order=(),
+            arrival_s=0.0,
+            root=root_key(self._model_revision, salt=request.cache_salt),
+            last_position=0,
+            stops=frozenset(),
+            suppressed=(),
+            images=self._images(request) if request.images else NO_IMAGES,
+        )
+        self.scheduler.kv_cache.hint(sequence)
+        if request.lease_s < 0 and self._tiers.is_present:
+            sequence.known_keys(len(sequence.token_ids) // BLOCK_SIZE_TOKENS)
+            self._tiers.forget_session(sequence)
 
     @property
     def next_due_s(self) -> float:

@@ -190,6 +190,18 @@ class KVCacheManager:
         pages = [page for table in sequence.page_tables for page in reversed(table) if page != null_page]
         self.pool.lease(pages, request.lease_s, is_pinned=request.pins)
 
+    def hint(self, sequence: Sequence) -> None:
+        """Gives the cached pages with which a sequence begins, which does not run, the lease that its request says."""
+        hit, request = self.get_computed_blocks(sequence), sequence.request
+        for group in (hit, *hit.others):
+            pages = [page for page in group.pages if page != self.num_pages]
+            if group.tail_page is not None:
+                pages.append(group.tail_page)
+            if request.lease_s < 0:
+                self.pool.give_up(pages)
+            elif pages:
+                self.pool.lease(pages[::-1], request.lease_s, is_pinned=request.pins)
+
     def free(self, sequence: Sequence) -> None:
         """Frees the pages of a sequence of which no launched pass has a row."""
         self.pool.release_all(reversed(sequence.pages))  # the end of a prefix is the first to be evicted

@@ -179,6 +179,11 @@ class CoreLoop:
                 self._publisher.publish_events(self._engine.take_events(), time.time())
                 snapshot = Snapshot(self._publisher.last_sequence, self._engine.snapshot())
                 send(self._router, self._api_server, messages.SnapshotReply(ticket, encode_event(snapshot)))
+            case messages.Hint(request):
+                try:
+                    self._engine.hint(request)
+                except Exception:  # whatever a client has sent, it costs its own hint alone
+                    logger.exception("hints on a session cannot be taken")
             case messages.Prefetch(request_ids, ttl_s):
                 self._engine.prefetch(request_ids, ttl_s)
             case messages.SwitchRole(role):

@@ -56,6 +56,12 @@ class Prefetch(msgspec.Struct, frozen=True, tag=True):
     """Seconds within which they are expected."""
 
 
+class Hint(msgspec.Struct, frozen=True, tag=True):
+    """Gives the cached blocks of a request's prompt the request's lease. Nothing is computed."""
+
+    request: Request
+
+
 class SwitchRole(msgspec.Struct, frozen=True, tag=True):
     """Changes the engine's role (launch.Role). Requests that are running finish as they have begun."""
 
@@ -149,7 +155,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-ApiServerMessage = Add | Abort | SnapshotRequest | Prefetch | SwitchRole | Stop | Hello
+ApiServerMessage = Add | Abort | SnapshotRequest | Prefetch | Hint | SwitchRole | Stop | Hello
 CoreMessage = Ready | StepOutputs | SnapshotReply | Published | Failed
 
 encode = msgspec.msgpack.Encoder().encode

@@ -95,6 +95,9 @@ class PoolingEngine:
     next_due_s = inf
     """Nothing is due: no blocks are cached."""
 
+    def hint(self, request: Request) -> None:
+        """Does nothing: no blocks are cached."""
+
     def prefetch(self, request_ids: Iterable[str], ttl_s: float) -> None:
         """Does nothing: no blocks are cached."""
 

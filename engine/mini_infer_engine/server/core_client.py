@@ -14,7 +14,7 @@ import zmq.asyncio
 from mini_infer_contract.launch import Role
 from mini_infer_engine.api.generation import Generation
 from mini_infer_engine.api.metrics import ServerMetrics
-from mini_infer_engine.core.request import Output
+from mini_infer_engine.core.request import Output, Request
 from mini_infer_engine.core_process import messages
 from mini_infer_process import zmq_limits
 from mini_infer_web.api_errors import ApiError
@@ -94,6 +94,10 @@ class CoreClient:
     def switch_role(self, role: Role) -> None:
         """Sends the engine's new role."""
         self._send(messages.SwitchRole(role))
+
+    def hint(self, request: Request) -> None:
+        """Sends a request whose prompt is cached and gets the request's lease."""
+        self._send(messages.Hint(request))
 
     def prefetch(self, request_ids: Sequence[str], ttl_s: float) -> None:
         """Sends the ids of requests whose sessions return within `ttl_s` seconds."""

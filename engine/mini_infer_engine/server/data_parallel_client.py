@@ -8,7 +8,7 @@ from mini_infer_contract.events import merge_snapshots
 from mini_infer_contract.launch import DRAINING_HEADER, Role
 from mini_infer_engine.api.generation import Generation
 from mini_infer_engine.api.metrics import ServerMetrics
-from mini_infer_engine.core.request import Output
+from mini_infer_engine.core.request import Output, Request
 from mini_infer_engine.core_process.messages import ModelInfo
 from mini_infer_engine.data_parallel.model import model_of_all
 from mini_infer_engine.data_parallel.publishing import UnitedPublisher
@@ -115,6 +115,11 @@ class DataParallelClient:
         """
         sequence = self._publisher.last_sequence
         return merge_snapshots(sequence, await asyncio.gather(*(line.snapshot() for line in self._lines)))
+
+    def hint(self, request: Request) -> None:
+        """Sends a request whose prompt gets another lease to all engines: any may have cached it."""
+        for line in self._lines:
+            line.hint(request)
 
     def prefetch(self, request_ids: Sequence[str], ttl_s: float) -> None:
         """Sends the ids of sessions that return to all engines: each knows its own."""

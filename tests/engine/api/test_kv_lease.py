@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mini_infer_engine.api.dialects.kv_hints import KVHints
+from mini_infer_apis.dialects.kv_hints import KVHints
 from mini_infer_engine.api.kv_lease import DONE_S, NO_LEASE, PIN_S, KVLease, kv_lease
 from mini_infer_web.api_errors import ApiError
 from tests.engine.server.dry_server import DryServer
@@ -64,6 +64,10 @@ def server() -> Iterator[DryServer]:
     [
         ("/v1/completions", {"prompt": "Some text", "max_tokens": 2}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}),
+        ("/v1/messages", {"model": "dry", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 2, "store": False}),
+        ("/v1/kv_hints", {"prompt": "Some text"}),
+        ("/v1/kv_hints", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "stream": True}),
     ],
 )
 def test_kv_hints_are_checked_when_a_body_has_them(
@@ -72,4 +76,33 @@ def test_kv_hints_are_checked_when_a_body_has_them(
     answer = server.client.post(path, json={**body, "kv_hints": hints})
     assert answer.status_code == status, answer.text
     if status == 400:
-        assert answer.json()["error"]["param"].startswith("kv_hints")
+        error = answer.json()["error"]
+        assert "kv_hints" in (error.get("param") or error["message"])
+
+
+def test_hints_are_taken_for_each_prompt_when_a_session_has_ended(server: DryServer) -> None:
+    body = {"model": "dry", "prompt": ["Some text", [65, 66]], "kv_hints": {"done": True}}
+    answer = server.client.post("/v1/kv_hints", json=body)
+    assert answer.json() == {"object": "kv_hints", "model": "dry", "prompt_tokens": 11}
+    assert server.client.post("/v1/completions", json={"prompt": "Some text", "max_tokens": 2}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "status"),
+    [
+        ({"prompt": "Some text"}, "kv_hints", 400),
+        ({"prompt": "Some text", "kv_hints": {}}, "kv_hints", 400),
+        ({"prompt": "Some text", "kv_hints": {"done": False, "pin": False}}, "kv_hints", 400),
+        ({"kv_hints": {"done": True}}, "messages", 400),
+        ({"messages": [], "prompt": "x", "kv_hints": {"done": True}}, "messages", 400),
+        ({"prompt": [[10**9]], "kv_hints": {"done": True}}, "prompt", 400),
+        ({"prompt": "x" * 100_000, "kv_hints": {"done": True}}, "prompt", 400),
+        ({"model": "another", "prompt": "x", "kv_hints": {"done": True}}, "model", 404),
+    ],
+)
+def test_hints_are_refused_by_name_when_they_say_nothing_or_of_no_prompt(
+    server: DryServer, body: dict[str, Any], param: str, status: int
+) -> None:
+    answer = server.client.post("/v1/kv_hints", json=body)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["param"].startswith(param)

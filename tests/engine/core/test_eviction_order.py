@@ -55,6 +55,41 @@ def test_pages_go_as_just_used_when_their_lease_ends() -> None:
     assert not order.has_leases
 
 
+def test_pages_of_a_session_go_first_when_it_gives_up() -> None:
+    order = EvictionOrder()
+    order.lease([2, 1], 10.0)
+    unused(order, 2, 1, 9)
+    order.give_up([0, 1, 2], ends_lease=True)  # page 0 is in use
+    assert list(order) == [2, 1, 9]
+    unused(order, 0)
+    assert emptied(order) == [2, 1, 0, 9]
+    assert not order.has_leases
+
+
+def test_pages_with_a_lease_of_another_session_stay_when_one_gives_up() -> None:
+    order = EvictionOrder()
+    order.lease([2, 1], 10.0)
+    order.lease([3, 0], 12.0)
+    unused(order, 2, 1, 3, 0, 9)
+    order.give_up([0, 1, 2], ends_lease=True)
+    assert list(order) == [2, 1, 9, 3, 0]
+    order.give_up([0, 3, 9], ends_lease=False)
+    assert list(order) == [2, 1, 9, 3, 0], "9 goes before all that are wanted, and leases stay"
+    unused(order, 8)
+    assert list(order) == [2, 1, 9, 8, 3, 0]
+    order.give_up([], ends_lease=True)
+
+
+def test_pages_that_go_before_a_lease_are_counted() -> None:
+    order = EvictionOrder()
+    order.lease([2], 10.0)
+    order.lease([3], 20.0)
+    order.lease([4], 30.0, is_pinned=True)
+    unused(order, 2, 3, 4, 5, 6)
+    order.give_up([6], ends_lease=True)
+    assert [order.num_before(until_s) for until_s in (5.0, 10.0, 20.0, 50.0)] == [4, 3, 2, 2]
+
+
 def test_the_later_lease_counts_when_sessions_share_a_beginning() -> None:
     order = EvictionOrder()
     order.lease([2, 0], 10.0)

@@ -11,6 +11,7 @@ FROM_API_SERVER = [
     messages.Abort(["a", "b"]),
     messages.SnapshotRequest(3),
     messages.Prefetch(["a", "b"], 10.0),
+    messages.Hint(Request(request_id="a", prompt_token_ids=[1], sampling=SamplingParams(), lease_s=-1.0, noise_seed=1)),
     messages.Stop(),
     messages.Hello(),
 ]

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from mini_infer_apis.dialects.kv_hints import KVHints
 from mini_infer_engine.api.dialects.beams import BeamSpec
-from mini_infer_engine.api.dialects.kv_hints import KVHints
 from mini_infer_engine.parsing.base import OutputParsing
 from mini_infer_engine.structured.params import GrammarRequest
 from mini_infer_engine.text.detokenizer import Decoder

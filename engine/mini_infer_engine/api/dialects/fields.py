@@ -8,11 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from msgspec import Meta, Struct, field
 
+from mini_infer_apis.dialects.kv_hints import KVHints
 from mini_infer_contract.engine_options import KVPolicyName
 from mini_infer_contract.launch import MAX_TARGET_MS, TARGET_HEADERS
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit, PromptIds
 from mini_infer_engine.api.dialects.beams import EarlyStoppingField, LengthPenalty, beam_spec
-from mini_infer_engine.api.dialects.kv_hints import KVHints
 from mini_infer_engine.api.dialects.neutral import HINTS, REASONS, Neutral, is_one_of
 from mini_infer_engine.core.request import RepetitionDetectionParams
 from mini_infer_engine.sampling.parameters import PARAMETERS, all_out_of_range

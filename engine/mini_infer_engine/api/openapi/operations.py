@@ -1,7 +1,7 @@
 """Lists the requests that a server answers, one row each: the gateway passes the same on. Knows no schemas.
 
-Paths for gateways and operators (/drain, /role, /prompt_assets, /kv_snapshot, /metrics) are not for clients and stand
-in docs/api.md.
+Paths for gateways and operators (/drain, /role, /prompt_assets, /kv_snapshot, /kv_prefetch, /metrics) are not for
+clients and stand in docs/api.md.
 """
 
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from mini_infer_apis.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH
 from mini_infer_apis.dialects.anthropic_request import CountTokensRequest, MessagesRequest
+from mini_infer_apis.dialects.kv_hints import KV_HINTS_PATH
 from mini_infer_apis.dialects.responses import RESPONSES_PATH
 from mini_infer_apis.stored_responses.query import PageQuery, RetrieveQuery
 from mini_infer_engine.api import answers
@@ -22,7 +23,7 @@ from mini_infer_engine.api.dialects.pooling.score import SCORE_PATHS, ScoreReque
 from mini_infer_engine.api.dialects.responses.responses_api import ResponsesRequest
 from mini_infer_engine.api.tokenize import DetokenizeRequest, TokenizeRequest
 
-Tag = Literal["openai", "anthropic", "vllm", "server"]
+Tag = Literal["openai", "anthropic", "vllm", "mini-infer", "server"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +151,13 @@ OPERATIONS = (
         dict,
         dict,
         answers.ChatCompletionChunk,
+    ),
+    _post(
+        KV_HINTS_PATH,
+        "mini-infer",
+        "Say when a session returns whose last answer has ended, or that it does not",
+        dict,
+        answers.KVHintsTaken,
     ),
     _post(_CHAT + "/render", "vllm", "The prompt that a conversation becomes", ChatRequest, answers.Rendered),
     _post(

@@ -11,6 +11,7 @@ from itertools import count
 
 import msgspec
 
+from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_engine.core.sequence import Sequence, State
 
 MAX_SESSIONS = 1024
@@ -23,10 +24,13 @@ _SEARCHED_BLOCKS = 1024
 
 
 class _Session:
-    __slots__ = ("name", "sequence", "until_s")
+    __slots__ = ("keys", "name", "sequence", "until_s")
 
     def __init__(self, name: str, sequence: Sequence, until_s: float) -> None:
         self.name, self.sequence, self.until_s = name, sequence, until_s
+        ends = len(sequence.keys), min(len(sequence.keys), sequence.num_prompt // BLOCK_SIZE_TOKENS)
+        self.keys = {sequence.keys[end - 1] for end in ends if end}
+        """Keys of the last blocks of prompt and answer: a next prompt may have the answer in other tokens."""
 
 
 class ReturningSessions:
@@ -35,7 +39,7 @@ class ReturningSessions:
     def __init__(self) -> None:
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._by_key: dict[bytes, _Session] = {}
-        """Sessions by the key of their last block."""
+        """Sessions by the keys of their last blocks."""
         self._num_tokens = 0
         self._due: list[tuple[float, int, _Session]] = []
         self._serials = count()
@@ -60,7 +64,8 @@ class ReturningSessions:
         if (earlier := self._sessions.get(name)) is not None:
             self._remove(earlier)
         session = _Session(name, remembered, now_s + request.lease_s)
-        self._sessions[name] = self._by_key[remembered.keys[-1]] = session
+        self._sessions[name] = session
+        self._by_key.update(dict.fromkeys(session.keys, session))
         self._num_tokens += len(remembered.token_ids)
         while len(self._sessions) > MAX_SESSIONS or self._num_tokens > MAX_TOKENS:
             self._remove(next(iter(self._sessions.values())))
@@ -106,9 +111,9 @@ class ReturningSessions:
         if self._sessions.get(session.name) is session:
             del self._sessions[session.name]
             self._num_tokens -= len(session.sequence.token_ids)
-        key = session.sequence.keys[-1]
-        if self._by_key.get(key) is session:
-            del self._by_key[key]
+        for key in session.keys:
+            if self._by_key.get(key) is session:
+                del self._by_key[key]
 
 
 def client_id(request_id: str) -> str:

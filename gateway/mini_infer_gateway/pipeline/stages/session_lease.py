@@ -17,7 +17,12 @@ def expect_return(call: Call, serving: Serving) -> None:
     """Finds the session that a tokenised request continues, and sets the request's lease."""
     prompts = call.request.prompts
     chains = next(iter(prompts.values())).chains if prompts else ()
-    if not serving.settings.kv_leases or not call.row.generates or len(chains) != 1:
+    if not serving.settings.kv_leases or not call.row.prompts or len(chains) != 1:
+        return
+    if _is_done(call):
+        serving.returns.forget(chains[0])
+        return
+    if not call.row.generates:
         return
     kind, now_s = request_kind(call.fields), serving.clock()
     call.continues = serving.returns.arrived(chains[0], is_result=kind == "result", now_s=now_s)
@@ -27,6 +32,12 @@ def expect_return(call: Call, serving: Serving) -> None:
     call.expected = serving.returns.expected(call.session[1], kind)
     named = call.fields.get("request_id")  # vLLM's field, by which engines know the request then
     call.engines_id = named if isinstance(named, str) and named else call.request_id
+
+
+def _is_done(call: Call) -> bool:
+    """True if the client says that the session does not return. Its gap counts for nothing then."""
+    hints = call.fields.get("kv_hints")
+    return isinstance(hints, dict) and hints.get("done") is True
 
 
 def announce(call: Call, decision: Decision, wait_s: float, serving: Serving) -> None:

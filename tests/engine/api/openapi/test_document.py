@@ -118,6 +118,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses/input_tokens": {"input": "hi"},
     "/v1/chat/completions/render": {"messages": MESSAGES},
     "/v1/completions/render": {"prompt": ["hi", "ho"]},
+    "/v1/kv_hints": {"prompt": "hi", "kv_hints": {"done": True}},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [104, 105]},
 }

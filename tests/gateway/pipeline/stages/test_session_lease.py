@@ -102,3 +102,45 @@ async def test_a_pin_becomes_an_ordinary_lease_when_the_client_has_pinned_too_mu
             "pin",
             None,
         ]
+
+
+HELLO = [{"role": "user", "content": "z" * 100}]
+
+
+async def test_hints_go_to_the_engine_that_has_the_session_when_its_last_answer_has_ended() -> None:
+    async with FakeEngine("a") as one, FakeEngine("b") as two, running_gateway(one.endpoint, two.endpoint) as gateway:
+        await gateway.settled()
+        async with gateway.chat("z" * 100) as response:
+            assert response.status == 200
+        served = one if one.bodies else two
+        for path in ("/v1/kv_hints",) * 3:
+            body = {"model": "m", "messages": HELLO, "kv_hints": {"done": True}}
+            async with gateway.client.post(gateway.url + path, json=body) as response:
+                assert response.status == 200
+        assert len(served.bodies) == 4
+        assert json.loads(served.bodies[-1])["kv_hints"] == {"done": True}
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/kv_hints"])
+async def test_pins_are_bounded_when_they_come_by_another_api_or_after_the_answer(path: str) -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, max_pinned_tokens=150) as gateway:
+        await gateway.settled()
+        for _ in range(2):
+            body = {"model": "m", "messages": HELLO, "kv_hints": {"pin": True, "ttl_s": 60}, "max_tokens": 5}
+            async with gateway.client.post(gateway.url + path, json=body) as response:
+                assert response.status == 200
+        assert [json.loads(body)["kv_hints"]["pin"] for body in engine.bodies] == [True, False]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/kv_hints"])
+async def test_a_session_is_not_expected_any_more_when_its_client_is_done(path: str) -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+        returns = gateway.app._generate._serving.returns
+        async with gateway.chat("z" * 100) as response:
+            assert response.status == 200
+        assert len(returns._waiting) == 1
+        body = {"model": "m", "messages": HELLO, "kv_hints": {"done": True}}
+        async with gateway.client.post(gateway.url + path, json=body) as response:
+            assert response.status == 200
+        assert len(returns._waiting) == 0

@@ -1,10 +1,12 @@
-"""The field `kv_hints`: a client's words on when its session returns."""
+"""The field `kv_hints`: a client's words on when its session returns, in requests and in POST /v1/kv_hints."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
 from mini_infer_contract.launch import MAX_LEASE_S
+
+KV_HINTS_PATH: Final = "/v1/kv_hints"
 
 
 class KVHints(Struct, frozen=True, forbid_unknown_fields=True):
