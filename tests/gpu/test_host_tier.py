@@ -130,7 +130,7 @@ def sessions(num_sessions: int, num_turns: int) -> list[list[Request]]:
 )
 def test_texts_are_those_of_a_pool_that_is_large_enough(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
     save_tiny_model(tmp_path, name, **({"head_dim": 64} if name == "qwen3" else DEEPSEEK | {"hidden_size": 128}))
-    common = {"page_size": 16, "max_model_len": 256, "dtype": "bfloat16"} | changes
+    common = {"page_size": 16, "max_model_len": 256} | changes
     settings = make_settings(tmp_path, **common)
     runner = make_runner(settings)
     roomy = make_engine(settings, runner)

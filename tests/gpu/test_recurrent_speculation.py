@@ -66,9 +66,10 @@ def test_text_equals_the_plain_engines_when_sequences_are_preempted(tmp_path: Pa
     del gpu
     options = save(tmp_path, kind)
     requests = mixed_requests(24, 190, 60)
-    plain, _ = run(tmp_path, requests)
-    small = {"max_num_seqs": 6, "max_num_batched_tokens": 64, "page_size": 16, "max_model_len": 192}
-    guessed, stats = run(tmp_path, requests, **small, **options, num_speculative_tokens=3, kv_cache_memory=8_000_000)
+    small: dict[str, Any] = {"max_num_seqs": 6, "max_num_batched_tokens": 64, "page_size": 16, "max_model_len": 192}
+    small["kv_cache_memory"] = 8_000_000
+    plain, _ = run(tmp_path, requests, **small)  # chunks of other sizes round differently, and a hot row may follow
+    guessed, stats = run(tmp_path, requests, **small, **options, num_speculative_tokens=3)
     assert guessed == plain
     assert stats.draft_tokens > 50
 
