@@ -82,6 +82,7 @@ from tests.support.tiny_models import (
     run_chunks,
     sampled,
     save_tiny_model,
+    tiny_runner,
 )
 from tests.support.vision_models import (
     Family,
@@ -235,6 +236,43 @@ def sampled_by_tokens(runner: ModelRunner, row: Row, token_ids: list[int]) -> li
     state.last_tokens[row.slot] = token_ids[row.start]
     assert state.positions[row.slot] == row.position
     return sampled(runner.collect(runner.launch(Batch([row], 1))))
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"decodes_beside": 4}, {"enforce_eager": True}], ids=["apart", "beside", "eager"]
+)
+def test_decodes_select_the_pages_that_plain_torch_selects(
+    tmp_path: Path, interpreted: Callable[..., ModelRunner], settings: dict[str, Any]
+) -> None:
+    """One sequence is beyond the budget and completes a page; the other begins and stays within it."""
+    save_tiny_model(tmp_path, "qwen3", num_hidden_layers=3)
+    selection = {"kv_selection": "quest", "kv_selection_budget": 64, "page_size": 16}
+    tokens = [(position * 53 + 7) % 190 + 5 for position in range(100)]
+
+    def run(runner: ModelRunner) -> list[list[int | None]]:
+        executor, dealer, made = runner.executor, PageDealer(runner), []
+        pages, others = dealer.table(112), dealer.table(32)
+
+        def launch(*rows: Row, num_decodes: int = 0) -> None:
+            for row in rows[:num_decodes]:
+                state = executor.state.state if isinstance(executor, CudaExecutor) else executor
+                state.last_tokens[row.slot] = tokens[row.start]  # type: ignore[attr-defined]  # of both executors
+            made.append(sampled(runner.collect(runner.launch(Batch(list(rows), num_decodes)))))
+
+        def decode(slot: int, start: int, table: list[int], index: int) -> Row:
+            return Row(slot, start, 1, None, table, GREEDY, output_index=index)
+
+        for start, count in ((0, 40), (40, 40), (80, 13)):
+            launch(chunk(3, tokens, start, count, pages, sampling=GREEDY if start == 80 else None))
+        launch(decode(3, 93, pages, 1), chunk(1, tokens, 0, 17, others, sampling=GREEDY), num_decodes=1)
+        for step in range(1, 5):
+            launch(decode(3, 93 + step, pages, 1 + step), decode(1, 16 + step, others, step), num_decodes=2)
+        launch(chunk(3, tokens, 98, 1, pages, sampling=GREEDY, output_index=6))  # exact, although one token
+        return made
+
+    expected = run(tiny_runner(tmp_path, **selection))
+    assert run(interpreted(**settings, **selection)) == expected
+    assert run(tiny_runner(tmp_path)) != expected, "nothing was selected"
 
 
 RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {

@@ -158,6 +158,7 @@ def _measure(
     worker.finish_loading(length)
     pool = make_pool(worker.kv_spec(page_size, kv_cache), -(-length // page_size), worker.device, kv_cache=kv_cache)
     pool.hidden = worker.hidden_pages(page_size, pool.num_pages)
+    pool.bounds = worker.key_bounds(pool.spec, pool.num_pages)
     if (state_spec := worker.model.state_spec(worker.dtype)) is not None:
         # No more sequences will run than have states in half of the memory that is free now.
         fitting = torch.cuda.mem_get_info(worker.device)[0] // 2 // state_spec.slot_bytes

@@ -16,6 +16,7 @@ from mini_infer_engine.communication.rank_group import ALONE_IN_GROUP, RankGroup
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.config.options.hf_overrides import parse_hf_overrides
+from mini_infer_engine.config.options.kv_selection import budget_fault
 from mini_infer_engine.config.options.settings import EngineSettings, ResolvedSettings, ranks_per_node, trusts_code
 from mini_infer_engine.core.batch import Batch, TokenMasks
 from mini_infer_engine.core.request import Request
@@ -27,6 +28,7 @@ from mini_infer_engine.kv_transfer.transports.open_transport import open_transpo
 from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.models.hidden_draft import HiddenDraft
 from mini_infer_engine.models.registry import read_config
+from mini_infer_engine.runtime.attention.selection_limits import check_selection
 from mini_infer_engine.runtime.attention.sparse_limits import check_sparse_attention
 from mini_infer_engine.runtime.eviction.limits import check_eviction, eviction_obstacle
 from mini_infer_engine.runtime.executor import Executor, PassHandle, executor_class
@@ -203,8 +205,10 @@ def make_runner(
     page_size = settings.page_size or kind.default_page_size
     if page_size % kind.page_size_step:
         raise ModelError(f"page_size = {page_size}: it must be a multiple of {kind.page_size_step}.")
+    if settings.kv_selection != "none" and (fault := budget_fault(settings, page_size)) is not None:
+        raise ModelError(f"{fault}.")
     config = with_served_images(settings, config)
-    for check in (check_recurrent, check_mixed_heads, check_sparse_attention):
+    for check in (check_recurrent, check_mixed_heads, check_sparse_attention, check_selection):
         check(settings, config, choose_device(settings).type, moves_kv=reports_layers)
     log.info("%s: model_impl = %s", config.architecture, config.model_impl)
     stages = StartStages()
@@ -237,13 +241,14 @@ def make_runner(
     # Ranks that have other layers have other pages.
     swap_bytes = group.share_of(settings.kv_swap_memory)
     host_states = group.smallest(host_states_in(swap_bytes, plan.slots.slot_bytes))
-    swapped_bytes = spec.page_bytes + worker.hidden_bytes(page_size)
+    swapped_bytes = spec.page_bytes + worker.hidden_bytes(page_size) + worker.bounds_bytes(page_size, kv_cache)
     host_pages = group.smallest((swap_bytes - host_states * plan.slots.slot_bytes) // swapped_bytes)
     is_shared = settings.kv_transport == "shm"
     pool = make_pool(spec, plan.num_pages, worker.device, host_pages, is_shared=is_shared, kv_cache=kv_cache)
     obstacle = eviction_obstacle(worker.config, worker.model.attention_layers, pool, plan.max_model_len)
     check_eviction(settings, obstacle, moves_kv=reports_layers)
     pool.hidden = worker.hidden_pages(page_size, plan.num_pages, host_pages)
+    pool.bounds = worker.key_bounds(spec, plan.num_pages, host_pages)
     if (state_spec := worker.model.state_spec(worker.dtype)) is not None:
         pool.states = StatePool(state_spec, plan.slots, worker.device, host_states, is_shared=is_shared)
     host_bytes = settings.kv_host_memory
@@ -255,7 +260,8 @@ def make_runner(
     host_memory = make_host_tier(pool, host_bytes, repr(pool.memory().layout).encode(), open_shared)
     memory = DeviceMemory(worker.device)
     memory.own(MemoryTag.WEIGHTS, worker.weight_tensors())
-    memory.own(MemoryTag.KV_CACHE, [pool.storage] if pool.hidden is None else [pool.storage, pool.hidden.pages])
+    beside = [kept.pages for kept in (pool.hidden, pool.bounds) if kept is not None]
+    memory.own(MemoryTag.KV_CACHE, [pool.storage, *beside])
     memory.own(MemoryTag.RECURRENT_STATE, [] if pool.states is None else [pool.states.storage])
     with memory.tag(MemoryTag.WORKSPACE):
         executor = kind(worker, pool, resolved)

@@ -15,6 +15,7 @@ from mini_infer_engine.communication.stage_link import NO_LINK, StageLink
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.model.kv_groups import KVCacheConfig
 from mini_infer_engine.config.model.model_config import ModelConfig
+from mini_infer_engine.config.options.kv_selection import budget_tokens
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.config.options.speculation import speculation_of
 from mini_infer_engine.config.parallelism.pipeline_parallel import WHOLE, PipelineStage, split_layers
@@ -42,6 +43,7 @@ from mini_infer_engine.quantization.on_load import Quantization, quantize_on_loa
 from mini_infer_engine.runtime.calibration import calibrate, calibrates, calibration_rows, restore
 from mini_infer_engine.runtime.calibration_cache import calibration_file, keep_calibrated, read_calibrated
 from mini_infer_engine.runtime.memory.hidden_pages import HiddenPages
+from mini_infer_engine.runtime.memory.key_bounds import KeyBounds
 from mini_infer_engine.runtime.memory.kv_storage import kv_quantization_of
 from mini_infer_engine.runtime.pooler import IDENTITY, Pooler, load_pooler
 from mini_infer_engine.runtime.recurrent.limits import check_stages
@@ -75,6 +77,8 @@ class ModelWorker:
     """The layers that make embeddings or scores of hidden states."""
     loaded: LoadedWeights = FROM_FILES
     """The way in which the model's weights were loaded."""
+    selection_tokens: int | None = None
+    """Tokens in the pages that a decode attends to; None means all."""
 
     @classmethod
     def load(
@@ -119,7 +123,8 @@ class ModelWorker:
             begin_s = time.monotonic()
             model = _fill_model(model, checkpoint, settings, device, dtype)
             loaded = replace_fields(loaded, num_bytes=weight_bytes(model), seconds=round(time.monotonic() - begin_s, 3))
-        return cls(model.config, model, device, dtype, collectives, draft, head, kv_quantization, link, pooler, loaded)
+        made = cls(model.config, model, device, dtype, collectives, draft, head, kv_quantization, link, pooler, loaded)
+        return made if settings.kv_selection == "none" else replace(made, selection_tokens=budget_tokens(settings))
 
     @classmethod
     def _load_draft(
@@ -179,8 +184,10 @@ class ModelWorker:
         return spec if kv_cache is None else replace(spec, num_layers=kv_cache.layers_per_page)
 
     def page_bytes(self, page_size: int, kv_cache: KVCacheConfig | None = None) -> int:
-        """Returns the bytes of such a page, including the draft model's, whose page has all of its layers."""
-        own = self.kv_spec(page_size, kv_cache).page_bytes
+        """Returns the bytes of such a page, including the bounds of its keys and the draft model's, whose page has all
+        of its layers.
+        """
+        own = self.kv_spec(page_size, kv_cache).page_bytes + self.bounds_bytes(page_size, kv_cache)
         if self.draft is None:
             return own
         return own + self.draft.page_bytes(page_size) + self.hidden_bytes(page_size)
@@ -200,6 +207,16 @@ class ModelWorker:
         if not self.hidden_width:
             return None
         return HiddenPages(num_pages, page_size, self.hidden_width, self.dtype, self.device, num_host_pages)
+
+    def bounds_bytes(self, page_size: int, kv_cache: KVCacheConfig | None = None) -> int:
+        """Returns the bytes of the bounds of a page's keys; 0 if decodes select no pages."""
+        return 0 if self.selection_tokens is None else KeyBounds.page_bytes(self.kv_spec(page_size, kv_cache))
+
+    def key_bounds(self, spec: KVSpec, num_pages: int, num_host_pages: int = 0) -> KeyBounds | None:
+        """Allocates the bounds of the keys of these pages; None if decodes select no pages."""
+        if self.selection_tokens is None:
+            return None
+        return KeyBounds(spec, num_pages, self.selection_tokens // spec.page_size, self.device, num_host_pages)
 
     @property
     def state_bytes(self) -> int:

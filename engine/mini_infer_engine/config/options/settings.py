@@ -8,6 +8,7 @@ import msgspec
 from mini_infer_contract.engine_options import EngineOptions
 from mini_infer_engine.config.options.hf_overrides import parse_hf_overrides
 from mini_infer_engine.config.options.kv_policies import kv_policy_fault
+from mini_infer_engine.config.options.kv_selection import selection_fault
 from mini_infer_engine.config.options.kv_tiers import tiers_fault
 from mini_infer_engine.config.options.mechanisms import parse_mechanisms
 from mini_infer_engine.config.options.media_limits import parse_most_images
@@ -27,6 +28,7 @@ class EngineSettings(EngineOptions, frozen=True, kw_only=True):
         parse_most_images(self.limit_mm_per_prompt)
         speculates = speculation_of(self) is not None
         fault = parallel_fault(self, speculates=speculates) or tiers_fault(self) or kv_policy_fault(self)
+        fault = fault or selection_fault(self)
         if fault is not None:
             raise ValueError(fault)
 

@@ -156,7 +156,7 @@ def _merge_many_splits(first, splits, stride, GROUP: tl.constexpr, DIM_BLOCK: tl
     return tl.sum(acc, axis=0) / tl.trans(l_i)
 
 
-@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["page_tables"])
+@triton.jit(do_not_specialize=["table_stride", "head_stride"], do_not_specialize_on_alignment=["page_tables"])
 def _decode_attention(
     qkv,
     cos_sin,
@@ -174,6 +174,7 @@ def _decode_attention(
     kv_stride,
     token_stride,
     table_stride,
+    head_stride,
     out_stride,
     eps,
     scale,
@@ -196,10 +197,12 @@ def _decode_attention(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
     EARLY: tl.constexpr,
+    BY_HEAD: tl.constexpr,
 ):
     """Split-KV: one program per (KV head, entry of the plan). A row's last split to arrive merges all of them.
 
-    EARLY: data that does not depend on this layer's q, k and v is read before the wait for the kernel that makes them.
+    BY_HEAD: each KV head has a page table of its own. EARLY: data that does not depend on this layer's q, k and v is
+    read before the wait for the kernel that makes them.
     """
     if PDL:  # see pdl_gemm: the GEMM that comes next may fetch its weights now
         gdc_launch_dependents()
@@ -214,6 +217,8 @@ def _decode_attention(
             gdc_wait()  # no kernel ends before the one before it
         return
     table = page_tables + tl.load(entry + 1).to(tl.int64) * table_stride
+    if BY_HEAD:
+        table += kv_head * head_stride
     kv_length = tl.load(entry + 2)  # before the new token, whose cache index it is
     begin = tl.load(entry + 3)
     end = tl.load(entry + 4)
@@ -358,7 +363,8 @@ def decode_attention(
     qkv [rows, (q_heads + 2 kv_heads) * head_dim] before norm and rotation (rows may be strided; not changed); pool: one
     layer's view [pages, 2, page_size, kv_heads, head_dim], of qkv's dtype or of one byte an element (as `rope_kv`
     documents; the new token then attends to itself in its stored precision, too); page_tables [slots, width] int32,
-    read at the plan's slots. The plan is of the same rows. Returns [rows, q_heads * head_dim], in `out` if given.
+    or [slots, kv_heads, width] if each head reads pages of its own, read at the plan's slots. The plan is of the same
+    rows. Returns [rows, q_heads * head_dim], in `out` if given.
 
     softcap: the cap of `softcap.softcapped`, or None for none. sinks: logits [q_heads] of `sinks.add_sinks`, or None.
     early: plan and page tables were written by kernels that
@@ -418,6 +424,7 @@ def decode_attention(
         pool.stride(1),
         pool.stride(2),
         page_tables.stride(0),
+        page_tables.stride(1),
         out.stride(0),
         rotation.eps,
         scale,
@@ -440,6 +447,7 @@ def decode_attention(
         PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
         PDL=plan.config.pdl,
         EARLY=plan.config.pdl and early and rotation.q_norm is None,  # with norms 8 rows of 0.6B took 1.6 % longer
+        BY_HEAD=page_tables.dim() == 3,
         launch_pdl=plan.config.pdl,
         num_warps=plan.config.warps,
         num_stages=plan.config.stages if dim_block * qkv.itemsize <= 512 else 2,  # of wide heads no more would fit

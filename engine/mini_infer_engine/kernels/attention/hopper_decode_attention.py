@@ -106,7 +106,7 @@ def _merged(first, splits, stride, GROUP: gl.constexpr, ROWS: gl.constexpr, HEAD
     return result
 
 
-@gluon.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["page_tables"])
+@gluon.jit(do_not_specialize=["table_stride", "head_stride"], do_not_specialize_on_alignment=["page_tables"])
 def _hopper_decode_attention(
     qkv,
     cos_sin,
@@ -124,6 +124,7 @@ def _hopper_decode_attention(
     kv_stride,
     token_stride,
     table_stride,
+    head_stride,
     out_stride,
     eps,
     scale,
@@ -141,11 +142,12 @@ def _hopper_decode_attention(
     MERGE: gl.constexpr,
     MERGE_SPLITS: gl.constexpr,
     EARLY: gl.constexpr,
+    BY_HEAD: gl.constexpr,
 ):
     """Split-KV: one program per (KV head, entry of the plan). A row's last split to arrive merges all of them.
 
-    scale: of scores whose weights are powers of two. ROWS: the query heads of a KV head, or a few more. EARLY: as in
-    `decode_attention._decode_attention`.
+    scale: of scores whose weights are powers of two. ROWS: the query heads of a KV head, or a few more. EARLY and
+    BY_HEAD: as in `decode_attention._decode_attention`.
     """
     launch_dependents()
     if not EARLY:
@@ -177,8 +179,13 @@ def _hopper_decode_attention(
     split = gl.load(entry + 5)
     splits = gl.load(entry + 6)
     position = gl.load(entry + 7)
-    first_page = gl.load(entry + 8)
-    new_page = gl.load(entry + 9).to(gl.int64)
+    if BY_HEAD:
+        table += kv_head * head_stride
+        first_page = gl.load(table + begin // PAGE_SIZE)
+        new_page = gl.load(table + kv_length // PAGE_SIZE).to(gl.int64)
+    else:
+        first_page = gl.load(entry + 8)
+        new_page = gl.load(entry + 9).to(gl.int64)
 
     head_pool = pool + kv_head * HEAD_DIM
     keys = gl.allocate_shared_memory(dtype, [STAGES, BLOCK, HEAD_DIM], swizzled)
@@ -348,6 +355,7 @@ def hopper_decode_attention(
         pool.stride(1),
         pool.stride(2),
         page_tables.stride(0),
+        page_tables.stride(1),
         out.stride(0),
         rotation.eps,
         scale * LOG2_E,
@@ -365,6 +373,7 @@ def hopper_decode_attention(
         MERGE=plan.splits,
         MERGE_SPLITS=merge_splits,
         EARLY=early,
+        BY_HEAD=page_tables.dim() == 3,
         num_warps=warps,
         launch_pdl=True,
     )

@@ -12,6 +12,7 @@ from mini_infer_engine.ops.base import AttentionPass
 from mini_infer_engine.runtime.attention.mixed_torch import MixedTorchAttention
 from mini_infer_engine.runtime.attention.torch_latent import TorchLatentAttention
 from mini_infer_engine.runtime.attention.torch_reference import TorchAttention
+from mini_infer_engine.runtime.attention.torch_selection import SelectingTorchAttention
 from mini_infer_engine.runtime.attention.torch_sparse_latent import TorchSparseLatentAttention
 from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
@@ -33,5 +34,6 @@ def torch_backend(layers: Sequence[AttentionBlock], pool: KVPool) -> TorchBacken
         return MixedTorchAttention(layers, pool)
     if sparse := [layer for layer in layers if isinstance(layer, SparseLatentAttention)]:
         return TorchSparseLatentAttention(sparse, pool)
-    latent = [layer for layer in layers if isinstance(layer, LatentAttention)]
-    return TorchLatentAttention(latent, pool) if latent else TorchAttention(layers, pool)
+    if latent := [layer for layer in layers if isinstance(layer, LatentAttention)]:
+        return TorchLatentAttention(latent, pool)
+    return TorchAttention(layers, pool) if pool.bounds is None else SelectingTorchAttention(layers, pool, pool.bounds)

@@ -62,6 +62,10 @@ class RunningCopy:
         self.slots, self.next_starts = slots, [start + 1 for start in starts]
         return CopiedDecodes(self, decodes, windows)
 
+    def forget(self) -> None:
+        """Makes the next pass gather anew: the one before it did without the copy."""
+        self.slots = []
+
     def _gather(self, inputs: PassInputs, starts: list[int]) -> bool:
         longest = max(starts)
         # An odd number of cache lines: the rows of keys would fall into few sets of the cache if it were a power of 2.

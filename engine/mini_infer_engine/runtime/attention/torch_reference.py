@@ -4,6 +4,7 @@ Decode rows are computed by one call, padded to the longest of them; prefill chu
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,9 +14,16 @@ from mini_infer_engine.layers.norm import rms_norm
 from mini_infer_engine.layers.rotary import Rotary, multipliers, rotate_
 from mini_infer_engine.runtime.attention.eager import attention
 from mini_infer_engine.runtime.attention.masks import additive, decode_masks
-from mini_infer_engine.runtime.attention.running_copy import CopiedDecodes, RunningCopy
+from mini_infer_engine.runtime.attention.running_copy import RunningCopy
 from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
+
+
+class Decodes(Protocol):
+    """The decode rows of one pass."""
+
+    def attend(self, q: Tensor, kv: Tensor, layer: Attention) -> Tensor:
+        """Returns attention of the rows' tokens, the first of q, after their keys and values were written."""
 
 
 class TorchAttention:
@@ -31,6 +39,13 @@ class TorchAttention:
         """Returns the attention of one pass, with gather indices for all layers and a set of masks for each window."""
         return TorchAttentionPass(self, inputs, logits_indices)
 
+    def decodes(self, inputs: PassInputs) -> Decodes | None:
+        """Returns the attention of the decode rows, or None if the pass has none."""
+        copied = None if self.copy is None else self.copy.follow(inputs, self.windows)
+        if copied is None and inputs.num_decodes:
+            return GatheredDecodes(self.pool, inputs, self.windows)
+        return copied
+
 
 class TorchAttentionPass:
     """The attention of one pass by `TorchAttention`, an `ops.base.AttentionPass`."""
@@ -41,10 +56,7 @@ class TorchAttentionPass:
         self.num_decodes = inputs.num_decodes
         rows_of_groups = [self.pool.token_rows_of(pages, inputs.write_offsets) for pages in inputs.write_pages]
         self.token_rows = self.pool.by_layer(rows_of_groups)
-        copied = backend.copy.follow(inputs, windows) if backend.copy is not None else None
-        self.decodes: CopiedDecodes | _GatheredDecodes | None = copied
-        if inputs.num_decodes and copied is None:
-            self.decodes = _GatheredDecodes(self.pool, inputs, windows)
+        self.decodes = backend.decodes(inputs)
         rows = range(inputs.num_decodes, len(inputs.counts))
         self.prefills = [_PrefillRow(self.pool, inputs, row, windows) for row in rows]
         self.positions = inputs.positions
@@ -93,7 +105,7 @@ class TorchAttentionPass:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
-class _GatheredDecodes:
+class GatheredDecodes:
     """All decode rows at once. The query heads that share a kv head stand where query positions usually do."""
 
     def __init__(self, pool: KVPool, inputs: PassInputs, windows: set[int | None]) -> None:
@@ -106,7 +118,9 @@ class _GatheredDecodes:
         masks = decode_masks(inputs, self.longest, windows, pool.spec.dtype)
         self.masks = {window: mask[:, None, None] for window, mask in masks.items()}  # [rows, 1, 1, longest]
 
-    def attend(self, q: Tensor, _kv: Tensor, layer: Attention) -> Tensor:
+    def attend(self, q: Tensor, kv: Tensor, layer: Attention) -> Tensor:
+        """Computes attention of the first `count` tokens of q, [count, heads * head_dim]."""
+        del kv  # they are in the pool
         keys, values = self.pool.gather(self.gather_rows[layer.layer], self.count)
         keys, values = keys[:, : self.longest].transpose(1, 2), values[:, : self.longest].transpose(1, 2)
         grouped = q[: self.count].reshape(self.count, keys.shape[1], -1, keys.shape[3])

@@ -17,6 +17,7 @@ from mini_infer_engine.runtime.attention.mixed_triton import MixedTritonAttentio
 from mini_infer_engine.runtime.attention.sparse_latent_eager import SparseLatentEager
 from mini_infer_engine.runtime.attention.triton_attention import Attend, TritonAttention, TritonAttentionPass
 from mini_infer_engine.runtime.attention.triton_latent import TritonLatentAttention
+from mini_infer_engine.runtime.attention.triton_selection import SelectingTritonAttention
 from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.memory.mixed_pool import MixedKVPool
@@ -80,7 +81,10 @@ def triton_backend(
             raise ModelError("attention_backend = 'flash': attention sinks need 'triton', 'torch' or 'auto'.")
         if isinstance(pool, MixedKVPool):
             return MixedTritonAttention(plain, pool, longest_sequence, kernels)
-        return TritonAttention(plain, pool, longest_sequence, kernels, run_prefill, sees_later_keys=sees_later_keys)
+        rest = (longest_sequence, kernels, run_prefill)
+        if pool.bounds is not None:
+            return SelectingTritonAttention(plain, pool, pool.bounds, *rest, sees_later_keys=sees_later_keys)
+        return TritonAttention(plain, pool, *rest, sees_later_keys=sees_later_keys)
     if run_prefill is not None:
         raise ModelError("attention_backend = 'flash': latent attention needs 'triton', 'torch' or 'auto'.")
     if sparse := [layer for layer in latent if isinstance(layer, SparseLatentAttention)]:

@@ -360,7 +360,8 @@ class CudaExecutor:
     def launch(self, batch: Batch) -> CudaPassHandle:
         """Launches a pass: computes logits by graphs or kernel by kernel, then samples unless it waits for masks."""
         stage, prefills = self.stage, batch.rows[batch.num_decodes :]
-        goes_on = [_continues(row) for row in prefills]
+        # What the host brings is attended to exactly, as a prompt, not as a decode that selects pages.
+        goes_on = [self.pool.bounds is None and _continues(row) for row in prefills]
         with torch.inference_mode():
             self._transfer(batch.transfers)
             if batch.encoder is not None and self.images is not None:
@@ -411,7 +412,8 @@ class CudaExecutor:
         """Queues a pass's transfers. Several copies share one launch if none reads what another writes."""
         copies = transfers.copies
         is_chained = not {copy.source for copy in copies}.isdisjoint([copy.target for copy in copies])
-        if len(copies) < _COPIES_AT_ONCE or is_chained or self.pool.hidden is not None:
+        has_more = self.pool.hidden is not None or self.pool.bounds is not None
+        if len(copies) < _COPIES_AT_ONCE or is_chained or has_more:
             self.pool.transfer(transfers)
             return
         self.pool.swap(transfers)

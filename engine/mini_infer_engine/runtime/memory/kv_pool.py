@@ -14,6 +14,7 @@ from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory
 from mini_infer_engine.models.kv_spec import SCALE_DTYPE, KVSpec
 from mini_infer_engine.runtime.memory.cache_memory import cache_memory
 from mini_infer_engine.runtime.memory.hidden_pages import HiddenPages
+from mini_infer_engine.runtime.memory.key_bounds import KeyBounds
 from mini_infer_engine.runtime.memory.state_pool import StatePool
 
 _MOST_COPIED_BYTES = 64 << 20
@@ -45,6 +46,8 @@ class KVPool:
         """The recurrent state of sequences, beside the pages; None if no layer has one."""
         self.hidden: HiddenPages | None = None
         """The hidden states that a draft reads, under the ids of the pages; None if no draft reads any."""
+        self.bounds: KeyBounds | None = None
+        """The bounds of each page's keys, under the ids of the pages; None if decodes attend to all pages."""
         self._is_shared = is_shared
         self._file: int | None = None
         self.num_pages = num_pages
@@ -113,16 +116,21 @@ class KVPool:
             self.host_pages[swap.host_page].copy_(self.storage[swap.device_page], non_blocking=True)
         for swap in transfers.swap_in:
             self.storage[swap.device_page].copy_(self.host_pages[swap.host_page], non_blocking=True)
-        if self.hidden is not None:
-            self.hidden.swap(transfers)
+        for beside in self._beside:
+            beside.swap(transfers)
 
     def copy(self, copies: list[PageCopy]) -> None:
         """Queues copies on the device, one after the other."""
         for copy in copies:
             tokens = self.copied_tokens(copy)
             self.pages[copy.target, :, :, :tokens].copy_(self.pages[copy.source, :, :, :tokens])
-        if self.hidden is not None:
-            self.hidden.copy(copies)
+        for beside in self._beside:
+            beside.copy(copies)
+
+    @property
+    def _beside(self) -> list[HiddenPages | KeyBounds]:
+        """What lies beside the pages under their ids, and is copied with them."""
+        return [beside for beside in (self.hidden, self.bounds) if beside is not None]
 
     def read_keys(self, layer: int, pages: Tensor) -> Tensor:
         """Returns a layer's keys in pages [pages] int64: [tokens, kv_heads, head_dim] in the model's dtype."""

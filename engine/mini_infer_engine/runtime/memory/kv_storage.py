@@ -46,6 +46,8 @@ def _obstacle(kind: KVQuantization, settings: EngineSettings, config: ModelConfi
     """Returns the reason why keys and values cannot be stored that way, with the remedy, or None."""
     if class_of(config).caches_latents:
         return "this model caches latents, which are small already: leave it out"
+    if settings.kv_selection != "none":
+        return "kv_selection bounds keys in the model's dtype only yet: leave one of them out"
     if config.attention_alibi:
         return "its keys have positions (ALiBi), which lose their value in 8 bits: leave it out"
     if settings.attention_backend == "flash":
