@@ -23,6 +23,7 @@ SCRIPTS = {  # script: what its JSON must hold beside where it was measured
     "interference.py": "chunks",
     "kv_dtype.py": "engine",
     "kv_groups.py": "layouts",
+    "kv_selection.py": "variants",
     "kv_transfer.py": "transports",
     "logprobs.py": "ratios",
     "memory.py": "models",
