@@ -17,7 +17,7 @@ from mini_infer_engine.kernels.attention.decode_attention import rotated
 from mini_infer_engine.kernels.attention.rope_kv import Rotation
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
-_SCORED_ELEMENTS = 64 * 128
+_SCORED_ELEMENTS = 32 * 128
 """Elements of the bounds of pages that a program of `score_pages` reads at a time, twice."""
 _BOUNDED_TOKENS = 128
 """Tokens among which a program of `bound_pages` looks for those that complete a page."""
