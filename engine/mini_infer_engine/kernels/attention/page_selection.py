@@ -46,8 +46,8 @@ def _place_rows(slots, kv_lengths, page_tables, lengths, kv_index, table_stride,
     tl.store(kv_index + row, tl.where(is_there, page_id * PAGE_SIZE + offset, -1), mask=mask)
 
 
-@triton.jit(do_not_specialize=["qkv_stride", "table_stride", "bound_stride", "score_stride"],
-            do_not_specialize_on_alignment=["slots", "positions", "kv_lengths", "page_tables", "bounds"])  # fmt: skip
+@triton.jit(do_not_specialize=["table_stride", "score_stride"],
+            do_not_specialize_on_alignment=["slots", "positions", "kv_lengths", "page_tables"])  # fmt: skip
 def _score_pages(
     qkv,
     cos_sin,
@@ -156,7 +156,7 @@ def _select_pages(scores, slots, kv_lengths, page_tables, selected, table_stride
     tl.store(out + tl.cumsum(is_chosen.to(tl.int32)) - 1, page, mask=is_chosen)
 
 
-@triton.jit(do_not_specialize=["tokens", "bound_stride"], do_not_specialize_on_alignment=["kv_index", "bounds"])
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["kv_index"])
 def _bound_pages(pool, kv_index, bounds, page_stride, token_stride, bound_stride, tokens, HEAD_DIM: tl.constexpr,
                  DIM_BLOCK: tl.constexpr, PAGE_SIZE: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
                  PDL: tl.constexpr):  # fmt: skip
