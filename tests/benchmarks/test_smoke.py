@@ -21,6 +21,7 @@ SCRIPTS = {  # script: what its JSON must hold beside where it was measured
     "disaggregation.py": "goodput",
     "images.py": "results",
     "interference.py": "chunks",
+    "kv_digests.py": "rows",
     "kv_dtype.py": "engine",
     "kv_groups.py": "layouts",
     "kv_selection.py": "variants",

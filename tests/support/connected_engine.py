@@ -1,6 +1,7 @@
 """An engine on the fake runner with a real KV connector, and in the place of its transfer thread a list and a queue."""
 
 import queue
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,7 +11,7 @@ from mini_infer_engine.core.kv_transfer import KVTransferStats
 from mini_infer_engine.core.request import KVSource, Output, Request, SamplingParams
 from mini_infer_engine.kv_transfer.connector import TransferConnector
 from mini_infer_engine.kv_transfer.producer import Load
-from mini_infer_engine.kv_transfer.protocol.events import Command, Event
+from mini_infer_engine.kv_transfer.protocol.events import Command, Event, Take
 from mini_infer_engine.kv_transfer.worker import TransferWorker
 
 PEER = "tcp://peer:1"
@@ -27,6 +28,8 @@ class FakeWorker:
     stats: KVTransferStats = field(default_factory=KVTransferStats)
     done: list[Command] = field(default_factory=list)
     """Commands of the core that no test has looked at."""
+    on_take: Callable[[Take], None] = lambda take: None
+    """What a peer does as soon as it is asked."""
     identity: Any = field(
         default_factory=lambda: SimpleNamespace(
             engine_id="me", memory=SimpleNamespace(layout=SimpleNamespace(tp_size=1, states=None))
@@ -35,6 +38,8 @@ class FakeWorker:
 
     def do(self, command: Command) -> None:
         self.done.append(command)
+        if isinstance(command, Take):
+            self.on_take(command)
 
     def drain_wakes(self) -> None: ...
 

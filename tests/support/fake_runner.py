@@ -13,7 +13,7 @@ import numpy as np
 
 from mini_infer_engine.config.model.kv_groups import UNIFORM, KVCacheConfig
 from mini_infer_engine.config.options.kv_policies import NUM_SINKS, KVPolicy, kv_policy
-from mini_infer_engine.core.batch import Batch, Compaction, Row, SwapSpace, TokenMasks
+from mini_infer_engine.core.batch import Batch, Compaction, PageSwap, Row, SwapSpace, TokenMasks
 from mini_infer_engine.core.beam_search.group import rules_of
 from mini_infer_engine.core.beam_search.search import BeamState, advance
 from mini_infer_engine.core.kv_eviction import next_compaction
@@ -122,6 +122,8 @@ class Handle:
     checkpoints: list[int] = field(default_factory=list)
     """Checkpoints of recurrent state that the pass wrote."""
     rows: list[Row] = field(default_factory=list)
+    swap_faults: list[int] = field(default_factory=list)
+    swap_out: list[PageSwap] = field(default_factory=list)
 
 
 class FakeRunner:
@@ -170,6 +172,12 @@ class FakeRunner:
         self.page_size = page_size
         self.references: list[int] | None = None
         self.batches: list[Batch] = []
+        self.num_swap_flips = self.num_state_flips = 0
+        """Pages and states that come back from main memory with other contents next."""
+        self.void_slots: set[int] = set()
+        """Slots whose state is not that of their tokens."""
+        self.void_pages: set[int] = set()
+        """Pages that came back with other contents, until they are written from their begin."""
         self.launch_error: Exception | None = None
         """Raised once, by the next launch."""
         self.collect_error: Exception | None = None
@@ -203,14 +211,27 @@ class FakeRunner:
         self._check_pages(batch)
         self._check_checkpoints(batch)
         handle.checkpoints = [checkpoint for row in batch.rows for _, checkpoint in row.checkpoints]
+        handle.swap_out = batch.transfers.swap_out
         for swap in batch.transfers.swap_out:
             self._host_cells[swap.host_page] = list(self._cells[swap.device_page])
-        for swap in batch.transfers.swap_in:
+        for place, swap in enumerate(batch.transfers.swap_in):
             self._cells[swap.device_page] = list(self._host_cells[swap.host_page])
+            self.void_pages.discard(swap.device_page)
+            if self.num_swap_flips:
+                self.num_swap_flips -= 1
+                self._cells[swap.device_page] = [
+                    None if cell is None else cell ^ 1 for cell in self._cells[swap.device_page]
+                ]
+                self.void_pages.add(swap.device_page)
+                handle.swap_faults.append(place)
         for state in batch.transfers.states_out:
             self._host_states[state.host_state] = self._states[state.slot]
-        for state in batch.transfers.states_in:
+        for place, state in enumerate(batch.transfers.states_in, start=len(batch.transfers.swap_in)):
             self._states[state.slot] = self._host_states[state.host_state]
+            if self.num_state_flips:
+                self.num_state_flips -= 1
+                self.void_slots.add(state.slot)
+                handle.swap_faults.append(place)
         for copy in batch.transfers.copies:
             self._cells[copy.target] = self._cells[copy.source][: copy.tokens] + [None] * (self.page_size - copy.tokens)
         for chunk in batch.catch_up:
@@ -266,7 +287,7 @@ class FakeRunner:
             self._in_flight.pop(0)
             raise error
         self._in_flight.pop(0)
-        return PassResult(list(handle.tokens), handle.logprobs)
+        return PassResult(list(handle.tokens), handle.logprobs, swap_faults=handle.swap_faults)
 
     def refuses(self, request: Request) -> str | None:
         if self.kv_cache.state_group is not None and request.beam_search is not None:
@@ -305,7 +326,11 @@ class FakeRunner:
         assert len(token_ids) == row.count >= 1
         before = self._read(row, row.start - 1) if row.start else 0
         if self.kv_cache.state_group is not None:
-            assert self._state_before(row) == before, "a row goes on from another state"
+            is_void = row.slot in self.void_slots and row.state_source is None and row.start > 0
+            is_void = is_void or not self.void_pages.isdisjoint(row.page_table)
+            assert is_void or self._state_before(row) == before, "a row goes on from another state"
+            if not is_void:
+                self.void_slots.discard(row.slot)
         written, checkpoints = [], dict(row.checkpoints)
         for position, token in enumerate(token_ids, start=row.start):
             before = cell(before, token)
@@ -332,6 +357,8 @@ class FakeRunner:
             page, offset = table[position // self.page_size], position % self.page_size
             assert page != self.num_pages, f"position {position} is written to the null page"
             self._cells[page][offset] = _in_group(group, value)
+            if not offset:
+                self.void_pages.discard(page)
             written.append((page, offset))
         return written
 

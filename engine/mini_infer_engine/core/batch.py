@@ -246,6 +246,8 @@ class SwapSpace:
     """Seconds to recompute one token's keys and values in a prefill chunk."""
     num_states: int = 0
     """Recurrent states of preempted sequences for which there is room, if layers have such states."""
+    page_bytes: int = 0
+    """Bytes of a page in main memory, on one rank."""
     swap_s_per_state: float = 0.0
     """Seconds to copy the recurrent state of one sequence out and in again."""
 

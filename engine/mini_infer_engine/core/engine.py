@@ -29,14 +29,17 @@ from mini_infer_engine.core.grammars.compiler import GrammarCompiler
 from mini_infer_engine.core.guarded_connector import FAULT, GuardedConnector
 from mini_infer_engine.core.hybrid_kv_cache_manager import make_kv_cache_manager
 from mini_infer_engine.core.images import NO_IMAGES, PromptImages, images_fault
+from mini_infer_engine.core.kv_cache_manager import SWAP
 from mini_infer_engine.core.kv_eviction import request_obstacle
 from mini_infer_engine.core.kv_tiers.host_blocks import HostBlocks
+from mini_infer_engine.core.kv_tiers.stats import with_tier
 from mini_infer_engine.core.kv_tiers.tier_memory import DiskMemory
 from mini_infer_engine.core.kv_tiers.tiers import DISK, HOST, make_kv_tiers
 from mini_infer_engine.core.kv_transfer import KVConnector, LayerProgress, NotReceived, Received
 from mini_infer_engine.core.output_processor import OutputProcessor
 from mini_infer_engine.core.prefill_rate import PrefillRate
 from mini_infer_engine.core.request import NO_TARGETS, CachedTokens, Output, Request
+from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.core.scheduler import Scheduler
 from mini_infer_engine.core.scheduling.from_options import default_targets, policy_of
 from mini_infer_engine.core.sequence import Sequence, State
@@ -164,6 +167,8 @@ class Engine:
         """Final outputs that the next step returns, of requests that were complete before they ran."""
         self._waits_for_peers = False
         """True if the last step could launch nothing, and the next one cannot before another engine has acted."""
+        self._void: set[Sequence] = set()
+        """Sequences in flight whose results are dropped."""
         self._failed_passes = 0
         """Failed passes since the last one that was committed."""
         self._last_commit_s = 0.0
@@ -219,6 +224,7 @@ class Engine:
             speculates=not images and policy is None and self._speculation.speculates(request),
             images=images,
             targets=NO_TARGETS if is_for_peer else request.targets.or_defaults(self._default_targets),
+            may_swap=not is_for_peer and sampling.prompt_logprobs is None,
         )
         self._arrivals += 1
         if len(sequence.token_ids) > num_prompt and (reason := sequence.finish_reason(sequence.token_ids[-1])):
@@ -607,9 +613,26 @@ class Engine:
         is_computed_at_launch = step.launch_took_s > now_s - began_s
         self.scheduler.policy.committed(step, step.launch_took_s if is_computed_at_launch else seconds, now_s)
         self._speculation.committed(step.kind, step.batch, step.sequences, result.tokens, seconds)
+        if result.swap_faults or self._void:
+            self._drop_void(step, result)
         if self._transfers.is_present:
             self._give(step)
         return self._outputs.take(step, result)
+
+    def _drop_void(self, step: Step, result: PassResult) -> None:
+        """Preempts sequences whose pages or state came back changed from main memory, and drops what was computed from
+        them, in this pass and in those in flight: nobody has seen it yet.
+        """
+        for sequence in self.scheduler.kv_cache.prove(step, result.swap_faults):
+            if sequence.state is not State.FINISHED:
+                self._void.add(sequence)
+            if sequence.state is State.RUNNING:
+                self.scheduler.leave(sequence, State.PREEMPTED)
+        for row, sequence in enumerate(step.sequences):
+            if sequence in self._void:
+                result.drop(row)
+                if sequence.in_flight == 1:  # this is its last row
+                    self._void.discard(sequence)
 
     @staticmethod
     def _layer_reporter(connector: GuardedConnector, step: Step) -> Callable[[LayerProgress], None] | None:
@@ -643,6 +666,7 @@ class Engine:
         The prefix cache is emptied, since its contents are suspect. Sequences that wait or were preempted have lost
         nothing, and those that load blocks of a lower tier go back in line.
         """
+        self._void.clear()
         self._unwind(step)
         while self._in_flight:
             handle, later = self._in_flight.popleft()
@@ -732,7 +756,7 @@ class Engine:
             generation_tokens=self._outputs.num_tokens,
             prefill_tokens_per_s=self._rate.tokens_per_s,
             kv_transfer=self._transfers.stats,
-            kv_tiers=self._tiers.stats,
+            kv_tiers=with_tier(self._tiers.stats, SWAP, scheduler.kv_cache.swap_stats),
         )
 
     @property

@@ -5,6 +5,7 @@ queues, slots, token budgets or whose turn it is: the scheduler decides, and cal
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence as Items
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
@@ -12,10 +13,16 @@ from mini_infer_contract.events import BlockStored, KVEvent
 from mini_infer_engine.core.batch import NO_SWAP, PageCopy, PageSwap, SwapSpace
 from mini_infer_engine.core.block_store import BlockStore
 from mini_infer_engine.core.kv_eviction import NEVER, next_compaction
+from mini_infer_engine.core.kv_tiers.load_choice import CopyCost
+from mini_infer_engine.core.kv_tiers.stats import TierStats
+from mini_infer_engine.core.kv_tiers.tier import Tier
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.prefix_cache import MISS, Hit, NoPrefixCache, PrefixCache
 from mini_infer_engine.core.sequence import Sequence, State
 from mini_infer_engine.core.step import Step
+
+SWAP = "swap"
+"""Name of main memory for preempted sequences, for logs and metrics."""
 
 
 class KVCacheManager:
@@ -44,7 +51,15 @@ class KVCacheManager:
         """Preemptions whose pages went to main memory."""
         self._swap_space = swap_space
         self.host_pages: BlockStore = PageAllocator(swap_space.num_pages, page_size)
+        self.swap_tier = Tier(SWAP, CopyCost(0.0, 0.0))
+        """Main memory for preempted sequences, as far as it can be relied on."""
+        self._unproved: Counter[Sequence] = Counter()
+        """Launched passes of each sequence before which something came back that is not proved yet."""
+        self._distrusted: set[Sequence] = set()
+        """Sequences whose pages are to be forgotten when they leave."""
         self._swapping: list[Sequence] = []
+        self._num_copying = 0
+        """Launched passes that copy pages out, and are not committed yet."""
         self._swap_out: list[PageSwap] = []
         """Pages of `_swapping` that the next launched pass copies out before anything may write to them."""
 
@@ -102,7 +117,8 @@ class KVCacheManager:
 
     def cache_blocks(self, sequence: Sequence) -> None:
         """Publishes the blocks of known tokens that launched passes compute: they can be hit from now on."""
-        self.cache.publish(sequence)
+        if sequence not in self._unproved:
+            self.cache.publish(sequence)
 
     def longest_cached(self, token_ids: Items[int], root: bytes) -> tuple[list[int], int]:
         """Returns the pages of the longest cached prefix of any tokens, and its number of tokens. Acquires nothing."""
@@ -208,6 +224,7 @@ class KVCacheManager:
         self.pool.release_all(reversed(sequence.target_pages))
         sequence.pages, sequence.target_pages = [], []
         sequence.num_published = 0
+        self._distrusted.discard(sequence)
         sequence.num_drafted = 0
         sequence.forked_pages = []
 
@@ -218,6 +235,11 @@ class KVCacheManager:
         after it.
         """
         self.pool.release_all(step.pinned_pages)
+        self._num_copying -= bool(step.swapped)
+        for sequence in dict.fromkeys(step.resumed):
+            self._unproved[sequence] -= 1
+        if step.resumed:
+            self._unproved = +self._unproved
 
     # Sequences that lose tokens of their cache.
 
@@ -322,7 +344,8 @@ class KVCacheManager:
         num_pages = self.pool.pages_for(tokens)
         swap_s = tokens * space.swap_s_per_token + space.swap_s_per_state
         costs_more = tokens * space.compute_s_per_token > 2 * swap_s
-        if not costs_more or not tokens or num_pages > self.host_pages.num_free:
+        is_sound = self.swap_tier.is_on and sequence.may_swap and sequence not in self._distrusted
+        if not is_sound or not costs_more or not tokens or num_pages > self.host_pages.num_free:
             return False
         sequence.host_pages = [self.host_pages.allocate() for _ in range(num_pages)]
         pairs = zip(sequence.pages[:num_pages], sequence.host_pages, strict=True)
@@ -331,15 +354,44 @@ class KVCacheManager:
         self.num_swaps += 1
         return True
 
+    @property
+    def is_swapping_out(self) -> bool:
+        """True if free pages or slots may have contents that are still to be copied to main memory.
+
+        Passes may use them, for a device does one thing after another; transfers and loads may not.
+        """
+        return bool(self._swapping or self._num_copying)
+
     def _swap_in(self, step: Step, sequence: Sequence) -> None:
         pairs = zip(sequence.pages, sequence.host_pages, strict=False)  # the first pages, as many as were swapped
-        step.batch.transfers.swap_in += [PageSwap(*pair) for pair in pairs]
+        swaps = [PageSwap(*pair) for pair in pairs]
+        step.batch.transfers.swap_in += swaps
+        self._expect_proof(step, sequence, len(swaps))
         self.free_host_pages(sequence)  # nothing is written to them before this pass has read them
 
     def complete(self, step: Step) -> None:
         """Adds the copies to main memory that are due to a pass that will be launched."""
         step.swapped, self._swapping = self._swapping, []
+        self._num_copying += bool(step.swapped)
         step.batch.transfers.swap_out, self._swap_out = self._swap_out, []
+
+    def _expect_proof(self, step: Step, sequence: Sequence, count: int) -> None:
+        """Records that so many pages or states of a sequence come back before a pass. Others hit none of its blocks
+        until the pass is committed.
+        """
+        if sequence not in step.resumed:
+            self._unproved[sequence] += 1
+        step.resumed += [sequence] * count
+
+    def prove(self, step: Step, faults: Items[int]) -> set[Sequence]:
+        """Returns the sequences of which something came back changed before a committed pass. What it has computed of
+        them is void, and so is what passes in flight compute.
+        """
+        found = {step.resumed[place] for place in faults}
+        for sequence in found:
+            self.swap_tier.mismatch()
+            self._distrusted.add(sequence)
+        return found
 
     def drop_swapped(self, step: Step) -> None:
         """Marks the copies to main memory of a failed pass as missing, so that their tokens are recomputed."""
@@ -347,6 +399,15 @@ class KVCacheManager:
             if sequence.state is State.SWAPPED:
                 self.free_host_pages(sequence)
                 sequence.state = State.WAITING
+
+    @property
+    def swap_stats(self) -> TierStats | None:
+        """What main memory for preempted sequences does; None if there is none. Its blocks cannot be hit."""
+        store, space = self.host_pages, self._swap_space
+        if not store.num_pages:
+            return None
+        used = (store.num_pages - store.num_free) * space.page_bytes
+        return self.swap_tier.stats(capacity_bytes=store.num_pages * space.page_bytes, used_bytes=used, blocks=0)
 
     def free_host_pages(self, sequence: Sequence) -> None:
         """Frees the main memory of a sequence."""

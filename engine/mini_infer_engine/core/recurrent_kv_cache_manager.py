@@ -120,6 +120,7 @@ class RecurrentKVCacheManager(KVCacheManager):
                 state.source = None
             if state.host_state is not None:
                 transfers.states_in.append(StateSwap(row.slot, state.host_state))
+                self._expect_proof(step, sequence, 1)
                 self.host_states.release(state.host_state)  # nothing is written there before this pass has read it
                 state.host_state = None
             if self.is_caching:
@@ -154,7 +155,7 @@ class RecurrentKVCacheManager(KVCacheManager):
         """Publishes the blocks of known tokens that launched passes compute, and the checkpoints after them."""
         super().cache_blocks(sequence)
         state = self._states.get(sequence)
-        if state is None or not state.written:
+        if sequence in self._unproved or state is None or not state.written:
             return
         num_known = min(sequence.num_computed, len(sequence.token_ids)) // BLOCK_SIZE_TOKENS
         known = [entry for entry in state.written if entry[0] <= num_known]

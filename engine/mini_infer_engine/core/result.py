@@ -18,3 +18,13 @@ class PassResult:
     """Maps rows to log probabilities of each of their `prompt_targets`."""
     embeddings: dict[int, bytes] = field(default_factory=dict)
     """Maps rows with `embeds` to what the pooler makes of their last token, as packed fp32."""
+    swap_faults: Sequence[int] = ()
+    """Places in the batch's `swap_in`, which its `states_in` follow, of pages and states that came back from main
+    memory with other bytes than those that had left the device.
+    """
+
+    def drop(self, row: int) -> None:
+        """Removes what a row has made."""
+        self.tokens[row] = ()
+        for made in (self.logprobs, self.prompt_logprobs, self.embeddings):
+            made.pop(row, None)

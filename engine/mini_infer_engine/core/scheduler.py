@@ -400,7 +400,8 @@ class Scheduler:
                 index += 1
                 continue
             match = self._match_tiers(sequence, hit)
-            if match.is_awaited:
+            writes_beside = match.pages or sequence.kv_source is not None
+            if match.is_awaited or (writes_beside and self.kv_cache.is_swapping_out):
                 index += 1
             elif self._allocate(plan.step, sequence, hit.without_tail(self.kv_cache.page_size) if match.pages else hit):
                 del self.waiting[index]

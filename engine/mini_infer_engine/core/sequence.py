@@ -153,6 +153,10 @@ class Sequence:
     """
     num_received: int = 0
     """Tokens whose keys and values came from another engine."""
+    may_swap: bool = True
+    """False if its pages do not go to main memory when it is preempted: what they have may be in use elsewhere before
+    it is proved that they came back unchanged.
+    """
     kept_out_s: float | None = None
     """Time since which pages that only transfers use have kept it waiting."""
     next_read_ahead_s: float = 0.0

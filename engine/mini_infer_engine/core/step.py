@@ -29,6 +29,8 @@ class Step:
     """Sources of the batch's copies, pinned until commit."""
     swapped: list[Sequence] = field(default_factory=list)
     """Sequences whose pages this pass copies to main memory."""
+    resumed: list[Sequence] = field(default_factory=list)
+    """The sequence of each page in the batch's `swap_in`, and of each state in its `states_in` after them."""
     admitted: list[Sequence] = field(default_factory=list)
     """Sequences that run for the first time."""
     launched_s: float = 0.0

@@ -44,6 +44,7 @@ from mini_infer_engine.distributed.member import GroupMember, rank_device
 from mini_infer_engine.distributed.pass_results import ResultReceiver
 from mini_infer_engine.distributed.process_group import LOOPBACK, open_store
 from mini_infer_engine.distributed.rank_config import Addresses, RankConfig, spawn_rank
+from mini_infer_engine.distributed.swap_proofs import ProofReceiver
 from mini_infer_engine.kv_transfer.layout import KVMemory
 from mini_infer_engine.kv_transfer.transport import TransportChoice
 from mini_infer_engine.kv_transfer.transports.group_transport import GroupTransport, open_group_transport
@@ -120,7 +121,10 @@ class Ranks:
             results = context.socket(zmq.PULL)
             zmq_limits.LOCAL.apply(results)
             results_at = self._bind(results, "results", host)
-        store.set("addresses", msgspec.json.encode(Addresses(heartbeats, steps, transfer, results_at)).decode())
+        proofs = context.socket(zmq.PULL)
+        zmq_limits.LOCAL.apply(proofs)
+        addresses = Addresses(heartbeats, steps, transfer, self._bind(proofs, "proofs", host), results_at)
+        store.set("addresses", msgspec.json.encode(addresses).decode())
         self.processes = {rank: self._spawn(settings, rank, store.port, watched) for rank in local}
         ranks, processes = weakref.ref(self), self.processes  # the thread does not keep this object alive
 
@@ -132,6 +136,8 @@ class Ranks:
         watch = self.watch
         self.results = None if results is None else ResultReceiver(results, lambda: watch.lost)
         """Receiver of a pipeline's results from its last stage; None without a pipeline."""
+        self.proofs = ProofReceiver(proofs, self.size, lambda: watch.lost)
+        """Receiver of what other ranks find changed in main memory."""
         self._report_lost = watched.on_lost
         self.release: Callable[[], None] | None = None
         """Function that aborts the operations for which this rank's device waits."""
@@ -145,7 +151,7 @@ class Ranks:
             self.watch,
             self.processes,
             self._steps,
-            (router, results),
+            (router, results, proofs),
             self._folder,
             os.getpid(),
             authenticator,
@@ -294,6 +300,8 @@ class ParallelRunner:
         self._results = ranks.results
         self._reporting: deque[tuple[PassHandle, GroupLayers]] = deque()
         """Passes in flight that report their layers, in the order of launches."""
+        self._proved: deque[PassHandle] = deque()
+        """Passes in flight that bring something back from main memory, in the order of launches."""
 
     @property
     def loaded(self) -> LoadedWeights:
@@ -329,6 +337,8 @@ class ParallelRunner:
             self.ranks.send(self._writer.launch(batch))
             handle = self.local.launch(batch)
         self._reporting.extend((handle, layers) for layers in reported)
+        if handle.swap_check is not None:
+            self._proved.append(handle)
         return handle
 
     def _report_all_ranks(self, batch: Batch) -> list[GroupLayers]:
@@ -363,6 +373,10 @@ class ParallelRunner:
         """
         with self._all_or_nothing():
             result = self.local.collect(handle) if self._results is None else self._results.next()
+            if self._proved and self._proved[0] is handle:
+                own = self._proved.popleft().swap_check
+                faults = set() if own is None else set(own.faults())
+                result.swap_faults = sorted(faults | self.ranks.proofs.next())
         while self._reporting and self._reporting[0][0] is handle:
             self._reporting.popleft()[1].has_ended = True
         return result

@@ -19,6 +19,7 @@ from mini_infer_engine.distributed.member import GroupMember, rank_device
 from mini_infer_engine.distributed.pass_results import ResultSender
 from mini_infer_engine.distributed.process_group import LOOPBACK, join_store
 from mini_infer_engine.distributed.rank_config import Addresses, RankConfig
+from mini_infer_engine.distributed.swap_proofs import ProofSender
 from mini_infer_engine.kv_transfer.transports.group_transport import serve_rank
 from mini_infer_engine.runtime.executor import PassHandle
 from mini_infer_engine.runtime.model_runner import ModelRunner, load_runner
@@ -52,6 +53,7 @@ class Rank:
         self._transfer.set(zmq.LINGER, 0)
         self._transfer.set(zmq.IPV6, 1)
         self._transfer.connect(addresses.transfer)
+        self._proofs = ProofSender(addresses.proofs, config.rank, config.secret)
         self.heartbeats = HeartbeatSender(addresses.heartbeats, config.rank, self._lost, config.secret)
         is_last_stage = config.rank == num_ranks(config.settings) - config.settings.tensor_parallel_size
         self._results = ResultSender(addresses.results, config.secret) if is_last_stage else None
@@ -78,6 +80,8 @@ class Rank:
                         # Not sooner: the first rank reads a vocabulary, for seconds in which no thread of it speaks.
                         self.heartbeats.loaded()
                     handles = [*handles[1 - kept :], runner.launch(reader.batch(message))]
+                    if (check := handles[-1].swap_check) is not None:
+                        self._proofs.send(check.faults())
                     if results is not None and not message.waits_for_masks:
                         results.send(handles[-1])
                 case step_messages.Sample() as message:

@@ -56,6 +56,8 @@ class Addresses(msgspec.Struct, frozen=True):
     """Sockets for commands, by rank."""
     transfer: str
     """Socket for commands of KV transfer."""
+    proofs: str
+    """Socket to which ranks send what they find changed in main memory."""
     results: str = ""
     """Socket to which the last stage of a pipeline sends results; empty without a pipeline."""
 

@@ -22,7 +22,7 @@ from mini_infer_engine.kv_transfer.token_digests import (
     MODULUS,
     STATE_TOKEN,
     Region,
-    mixed_words,
+    mix_words,
     num_rows,
     place_factors,
     regions,
@@ -121,9 +121,13 @@ class _HostWords:
         key = region, first, heads
         if key not in self._factors:
             self._factors[key] = place_factors(region, rows, first, heads).reshape(-1)
-        words = np.ascontiguousarray(cells).reshape(tokens, -1).view(f"u{region.word_bytes}")
-        products: np.ndarray = mixed_words(words) @ self._factors[key]
-        return products
+        words, factors, sums = cells.view(f"u{region.word_bytes}"), self._factors[key], np.empty(tokens, np.uint64)
+        own, mixed = np.empty((2, *words.shape[1:]), np.uint64)  # of one token: they stay in the core's cache
+        for token in range(tokens):
+            np.copyto(own, words[token])
+            mix_words(own, mixed)
+            sums[token] = np.dot(mixed.reshape(-1), factors)  # `@` on all tokens would be far slower
+        return sums
 
 
 class _DeviceDigest:

@@ -79,7 +79,7 @@ def place_factors(region: Region, rows: int, first_head: int, num_heads: int) ->
         return (2 * (indices + np.uint64(region.first_index)) + np.uint64(1)) * np.uint64(GOLDEN)
 
 
-def mixed_words(words: np.ndarray) -> np.ndarray:  # unsigned of any width -> uint64
-    """Returns words of 64 bits, each with its upper half added to its lower one by exclusive or: that is invertible."""
-    wide = words.astype(np.uint64)
-    return wide ^ (wide >> np.uint64(32))
+def mix_words(words: np.ndarray, out: np.ndarray) -> None:  # uint64 each
+    """Adds the upper half of each word to its lower one by exclusive or, which is invertible."""
+    np.right_shift(words, np.uint64(32), out=out)
+    np.bitwise_xor(words, out, out=out)

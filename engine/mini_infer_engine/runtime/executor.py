@@ -13,11 +13,15 @@ from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.core.speculation.pass_times import GuessCosts
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
+from mini_infer_engine.runtime.memory.swap_digests import SwapCheck
 from mini_infer_engine.runtime.worker import ModelWorker
 
 
 class PassHandle(Protocol):
     """A launched pass."""
+
+    swap_check: SwapCheck | None
+    """The proof of what came back from main memory before it; None if that was nothing."""
 
     def result(self) -> PassResult:
         """Waits for the device and returns the results of the pass."""

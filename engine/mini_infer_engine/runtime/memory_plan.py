@@ -223,6 +223,7 @@ def swap_space_of(worker: ModelWorker, pool: KVPool) -> SwapSpace:
     states = pool.states
     return SwapSpace(
         num_pages=len(pool.host_pages),
+        page_bytes=pool.spec.page_bytes,
         swap_s_per_token=bytes_per_token / bytes_per_s,
         compute_s_per_token=2 * parameters / (_GPU_FLOPS_PER_S if is_gpu else _CPU_FLOPS_PER_S),
         num_states=0 if states is None else len(states.host_states),

@@ -251,6 +251,8 @@ def make_runner(
     pool.bounds = worker.key_bounds(spec, plan.num_pages, host_pages)
     if (state_spec := worker.model.state_spec(worker.dtype)) is not None:
         pool.states = StatePool(state_spec, plan.slots, worker.device, host_states, is_shared=is_shared)
+    if worker.device.type == "cuda":
+        pool.prepare_swap()
     host_bytes = settings.kv_host_memory
     if open_shared is None:
         host_bytes //= settings.data_parallel_size

@@ -282,6 +282,30 @@ ConnectedMachine.TestCase.settings = EngineMachine.TestCase.settings
 TestConnectedMachine = ConnectedMachine.TestCase
 
 
+def test_every_text_is_right_when_pages_and_states_of_preempted_sequences_come_back_changed() -> None:
+    """Forty engines, 250 events each; the sums show that the events reach what they are meant to try."""
+    tight = {"num_host_pages": (40,), "spare_pages": (0, 1, 2), "page_size": (16, 16, 32)}
+    tight |= {"speculative_method": (None,)}  # a pretended draft takes what came back changed for a fault of its own
+    swaps = mismatches = cached_tokens = 0
+    for seed in range(40):
+        draw = random.Random(seed)
+        world = make_world(draw, SETUPS | (RECURRENT if seed % 3 == 0 else {}) | tight)
+        for _ in range(250):
+            draw.choices((world.add, world.abort, world.step), weights=(1, 0.2, 5))[0]()
+            if draw.random() < 0.15:
+                world.runner.num_swap_flips = draw.choice((0, 1, 2))
+                world.runner.num_state_flips = int(seed % 3 == 0 and draw.random() < 0.5)
+            world.engine.scheduler.kv_cache.swap_tier.is_on = True  # what it does when it is off is another test's
+            world.check()
+        world.drain()
+        stats = world.engine.stats()
+        swaps += world.num_swaps
+        mismatches += stats.kv_tiers.tiers["swap"].mismatches
+        cached_tokens += stats.cached_prompt_tokens
+    assert swaps > mismatches > 20
+    assert cached_tokens > 100
+
+
 def test_no_page_is_leaked_when_peers_pin_hang_and_lie() -> None:
     """Sixty engines, 200 events each; the sums show that the events reach what they are meant to try."""
     received = sent = fallbacks = kept_out = expired = faults = 0

@@ -67,3 +67,8 @@ class KVTierStats:
 
 
 NO_TIER_STATS = KVTierStats()
+
+
+def with_tier(stats: KVTierStats, name: str, tier: TierStats | None) -> KVTierStats:
+    """Returns the statistics with one more tier, if there is one."""
+    return stats if tier is None else KVTierStats({**stats.tiers, name: tier})

@@ -24,6 +24,7 @@ from mini_infer_engine.runtime.image_encoder import image_encoder_of
 from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs, build_inputs
 from mini_infer_engine.runtime.inputs.layer_progress import CountedLayers, MarkedAttention
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
+from mini_infer_engine.runtime.memory.swap_digests import SwapCheck
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
 from mini_infer_engine.runtime.recurrent.torch_pass import TorchRecurrentPass
 from mini_infer_engine.runtime.stage_traffic import StageTraffic
@@ -64,6 +65,7 @@ class TorchPassHandle:
     unsampled: tuple[PassInputs, Tensor] | None = None
     """Inputs and logits of a pass that waits for its masks."""
     done: torch.cuda.Event | None = None
+    swap_check: SwapCheck | None = None
 
     def result(self) -> PassResult:
         """Waits for `done` and returns the results by row of the launched batch."""
@@ -85,6 +87,8 @@ class TorchPassHandle:
             result.prompt_logprobs = self.prompt_logprobs.read()
         if self.embeddings is not None:
             result.embeddings = self.embeddings.read()
+        if self.swap_check is not None:
+            result.swap_faults = self.swap_check.faults()
         return result if self.prepared is None else _in_order(result, self.prepared.places)
 
 
@@ -147,7 +151,7 @@ class TorchExecutor:
             with nullcontext() if taps is None else taps.recording():
                 inputs, state = self._forward(batch, every_token=reads_prompts, layers=layers)
             sampling = [index for index, row in enumerate(batch.rows) if row.sampling is not None]
-            handle = TorchPassHandle(batch.rows, sampling, prepared)
+            handle = TorchPassHandle(batch.rows, sampling, prepared, swap_check=self.pool.swap_check)
             if taps is not None:
                 handle.features = taps.take()[inputs.sample_rows] if reads_prompts else taps.take()
             if reads_prompts:
@@ -175,7 +179,8 @@ class TorchExecutor:
         traffic.begin(batch)
         _, state = self._forward(batch, every_token=True)
         traffic.hand_on(batch.rows, state.residual)
-        return TorchPassHandle(batch.rows, [], done=_recorded_event() if self.worker.device.type == "cuda" else None)
+        done = _recorded_event() if self.worker.device.type == "cuda" else None
+        return TorchPassHandle(batch.rows, [], done=done, swap_check=self.pool.swap_check)
 
     def sample(self, handle: TorchPassHandle, masks: TokenMasks) -> None:
         """Samples a launched pass within its masks; does nothing on a stage that is not the last."""

@@ -371,6 +371,7 @@ class CudaExecutor:
             if self.speculation is not None:
                 self.speculation.catch_up(batch.catch_up)
             handle = self.sampling.begin(batch.rows, batch.num_decodes)
+            handle.swap_check = self.pool.swap_check
             self.state.begin_pages(prefills, goes_on)
             parts = list(self._guessed(batch, handle) if batch.num_drafts else self._forwards(batch, goes_on, handle))
             for number, (indices, forward) in enumerate(parts, start=1):
@@ -399,6 +400,7 @@ class CudaExecutor:
         """Launches a pass on a stage that is not the last: another stage samples."""
         stage.traffic.begin(batch)
         handle = CudaPassHandle([], self.state)
+        handle.swap_check = self.pool.swap_check
         self.state.begin_pages(batch.rows[batch.num_decodes :], goes_on)
         ((_, forward),) = self._forwards(batch, goes_on, handle)
         self.sampling.load(batch.rows)

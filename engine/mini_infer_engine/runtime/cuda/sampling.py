@@ -27,6 +27,7 @@ from mini_infer_engine.runtime.cuda.logprobs import CudaLogprobs
 from mini_infer_engine.runtime.embeddings import Embeddings
 from mini_infer_engine.runtime.inputs.host_staging import PinnedStaging
 from mini_infer_engine.runtime.inputs.mask_staging import MaskStaging
+from mini_infer_engine.runtime.memory.swap_digests import SwapCheck
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
 from mini_infer_engine.sampling.logit_changes import build_logit_changes
 from mini_infer_engine.sampling.logprobs import LogprobTensors, PackedLogprobs
@@ -95,6 +96,7 @@ class CudaPassHandle:
         """Parts that wait for their masks."""
         self.guessed: GuessedPart | None = None
         """Rows with drafts that wait for their masks."""
+        self.swap_check: SwapCheck | None = None
         self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
 
     def result(self) -> PassResult:
@@ -116,6 +118,8 @@ class CudaPassHandle:
             result.prompt_logprobs = self.prompt_logprobs.read()
         if self.embeddings is not None:
             result.embeddings = self.embeddings.read()
+        if self.swap_check is not None:
+            result.swap_faults = self.swap_check.faults()
         return result
 
 

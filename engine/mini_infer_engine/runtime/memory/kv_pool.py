@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from mini_infer_engine.config.model.kv_groups import KVCacheConfig, uniform_kv_cache
-from mini_infer_engine.core.batch import PageCopy, Transfers
+from mini_infer_engine.core.batch import PageCopy, PageSwap, Transfers
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory
 from mini_infer_engine.models.kv_spec import SCALE_DTYPE, KVSpec
 from mini_infer_engine.runtime.memory.cache_memory import cache_memory
 from mini_infer_engine.runtime.memory.hidden_pages import HiddenPages
 from mini_infer_engine.runtime.memory.key_bounds import KeyBounds
 from mini_infer_engine.runtime.memory.state_pool import StatePool
+from mini_infer_engine.runtime.memory.swap_digests import SwapCheck, SwapDigests
 
 _MOST_COPIED_BYTES = 64 << 20
 """Bytes that a compaction copies at a time: it needs so much memory beside the pool."""
@@ -59,6 +60,9 @@ class KVPool:
         # In main memory, pinned for a GPU, for pages of preempted sequences.
         sizes, on_gpu = (num_host_pages, self.storage.shape[1]), device.type == "cuda"
         self.host_pages = torch.empty(sizes, dtype=self.storage.dtype, pin_memory=on_gpu)
+        self._swap_digests: SwapDigests | None = None
+        self.swap_check: SwapCheck | None = None
+        """The proof of what the latest transfers have brought back from main memory; None if that was nothing."""
         self._scratch = self.half_pages[:0]
         # Keys, values of each layer.
         self._halves = torch.arange(spec.num_layers * spec.entries, device=device).view(-1, 1, spec.entries)
@@ -118,6 +122,33 @@ class KVPool:
             self.storage[swap.device_page].copy_(self.host_pages[swap.host_page], non_blocking=True)
         for beside in self._beside:
             beside.swap(transfers)
+        self.swap_check = self._check(transfers)
+
+    def words(self) -> list[Tensor]:
+        """Returns all memory of the pages as words [pages, words] int64: keys and values, and hidden states if a draft
+        reads any.
+        """
+        parts = [self.storage] if self.hidden is None else [self.storage, self.hidden.pages.flatten(1)]
+        return [part.view(torch.int64) for part in parts]
+
+    def prepare_swap(self) -> None:
+        """Compiles on a GPU what swapping needs, once all parts of a page are there."""
+        if len(self.host_pages):
+            self._swap_digests = SwapDigests(self.words(), len(self.host_pages))
+
+    def _check(self, transfers: Transfers) -> SwapCheck | None:
+        """Makes digests of what has left, and compares those of what has come back."""
+        if not (transfers.swap_out or transfers.swap_in or transfers.states_out or transfers.states_in):
+            return None
+        if self._swap_digests is None and (transfers.swap_out or transfers.swap_in):
+            self.prepare_swap()
+        faults: list[Tensor] = []
+        if (digests := self._swap_digests) is not None:
+            digests.left(*_both_sides(transfers.swap_out))
+            faults.append(digests.returned(*_both_sides(transfers.swap_in)))
+        if self.states is not None and (transfers.states_out or transfers.states_in):
+            faults.append(self.states.check(transfers))
+        return SwapCheck(torch.cat(faults)) if transfers.swap_in or transfers.states_in else None
 
     def copy(self, copies: list[PageCopy]) -> None:
         """Queues copies on the device, one after the other."""
@@ -229,3 +260,7 @@ class KVPool:
 def _token_of_head(token: Tensor, head: Tensor, *, by_head: bool) -> tuple[Tensor, Tensor]:
     """Returns the indexes of tokens in their page and of their heads in the order of the page's dimensions."""
     return (head, token) if by_head else (token, head)
+
+
+def _both_sides(swaps: Sequence[PageSwap]) -> tuple[list[int], list[int]]:
+    return [swap.device_page for swap in swaps], [swap.host_page for swap in swaps]

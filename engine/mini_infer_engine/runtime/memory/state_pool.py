@@ -7,12 +7,14 @@ All layers of a slot lie together so that a slot can be copied or sent in one pi
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from mini_infer_engine.core.batch import Row, Transfers
 from mini_infer_engine.kv_transfer.layout import STATE_UNIT_BYTES, KVLayout, KVMemory
 from mini_infer_engine.models.state_spec import STATE_DTYPE, StateSpec
 from mini_infer_engine.runtime.memory.cache_memory import cache_memory
 from mini_infer_engine.runtime.memory.state_slots import StateSlots
+from mini_infer_engine.runtime.memory.swap_digests import SwapDigests
 
 
 class StatePool:
@@ -44,6 +46,7 @@ class StatePool:
         self.host_states = torch.empty(
             (num_host_states, *sizes[1:]), dtype=torch.uint8, pin_memory=device.type == "cuda"
         )
+        self._swap_digests: SwapDigests | None = None
 
     def memory(self) -> KVMemory:
         """Returns the address and layout of the slots of sequences and checkpoints, for KV transfer."""
@@ -95,6 +98,14 @@ class StatePool:
             self.host_states[swap.host_state].copy_(self.storage[swap.slot], non_blocking=True)
         for swap in transfers.states_in:
             self.storage[swap.slot].copy_(self.host_states[swap.host_state], non_blocking=True)
+
+    def check(self, transfers: Transfers) -> Tensor:  # [states_in] bool
+        """Makes digests of the states that have left. Returns True for each that has come back with other bytes."""
+        if self._swap_digests is None:
+            self._swap_digests = SwapDigests([self.storage.flatten(1).view(torch.int64)], len(self.host_states))
+        out, back = transfers.states_out, transfers.states_in
+        self._swap_digests.left([swap.slot for swap in out], [swap.host_state for swap in out])
+        return self._swap_digests.returned([swap.slot for swap in back], [swap.host_state for swap in back])
 
     def resume(self, rows: Sequence[Row]) -> None:
         """Brings the states before these rows to the slots of their sequences: checkpoints, or zeros at the begin."""
