@@ -23,6 +23,7 @@ SCRIPTS = {  # script: what its JSON must hold beside where it was measured
     "interference.py": "chunks",
     "kv_digests.py": "rows",
     "kv_dtype.py": "engine",
+    "kv_faults.py": "rows",
     "kv_groups.py": "layouts",
     "kv_selection.py": "variants",
     "kv_selection_quality.py": "page sizes",

@@ -58,8 +58,6 @@ class KVCacheManager:
         self._distrusted: set[Sequence] = set()
         """Sequences whose pages are to be forgotten when they leave."""
         self._swapping: list[Sequence] = []
-        self._num_copying = 0
-        """Launched passes that copy pages out, and are not committed yet."""
         self._swap_out: list[PageSwap] = []
         """Pages of `_swapping` that the next launched pass copies out before anything may write to them."""
 
@@ -235,7 +233,7 @@ class KVCacheManager:
         after it.
         """
         self.pool.release_all(step.pinned_pages)
-        self._num_copying -= bool(step.swapped)
+        self.pool.num_copied_out -= len(step.swapped)
         for sequence in dict.fromkeys(step.resumed):
             self._unproved[sequence] -= 1
         if step.resumed:
@@ -351,6 +349,7 @@ class KVCacheManager:
         pairs = zip(sequence.pages[:num_pages], sequence.host_pages, strict=True)
         self._swap_out += [PageSwap(*pair) for pair in pairs]
         self._swapping.append(sequence)
+        self.pool.num_copied_out += 1
         self.num_swaps += 1
         return True
 
@@ -360,7 +359,7 @@ class KVCacheManager:
 
         Passes may use them, for a device does one thing after another; transfers and loads may not.
         """
-        return bool(self._swapping or self._num_copying)
+        return self.pool.num_copied_out > 0
 
     def _swap_in(self, step: Step, sequence: Sequence) -> None:
         pairs = zip(sequence.pages, sequence.host_pages, strict=False)  # the first pages, as many as were swapped
@@ -372,7 +371,6 @@ class KVCacheManager:
     def complete(self, step: Step) -> None:
         """Adds the copies to main memory that are due to a pass that will be launched."""
         step.swapped, self._swapping = self._swapping, []
-        self._num_copying += bool(step.swapped)
         step.batch.transfers.swap_out, self._swap_out = self._swap_out, []
 
     def _expect_proof(self, step: Step, sequence: Sequence, count: int) -> None:

@@ -25,6 +25,10 @@ class PageAllocator:
         self.num_pages = num_pages
         self.page_size = page_size
         self.references = [0] * num_pages
+        self.num_copied_out = 0
+        """Sequences whose pages, free by now, passes are still to copy to main memory: nothing but passes may write to
+        free pages meanwhile.
+        """
         self._contents = contents
         self._pins: Counter[int] = Counter()
         self._blank = list(range(num_pages - 1, -1, -1))

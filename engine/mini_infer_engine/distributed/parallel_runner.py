@@ -40,6 +40,7 @@ from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.distributed import step_messages
 from mini_infer_engine.distributed.group_layers import GroupLayers
 from mini_infer_engine.distributed.heartbeats import Watch
+from mini_infer_engine.distributed.host_copies import GroupHostMemory
 from mini_infer_engine.distributed.member import GroupMember, rank_device
 from mini_infer_engine.distributed.pass_results import ResultReceiver
 from mini_infer_engine.distributed.process_group import LOOPBACK, open_store
@@ -123,7 +124,11 @@ class Ranks:
             results_at = self._bind(results, "results", host)
         proofs = context.socket(zmq.PULL)
         zmq_limits.LOCAL.apply(proofs)
-        addresses = Addresses(heartbeats, steps, transfer, self._bind(proofs, "proofs", host), results_at)
+        self.copies = context.socket(zmq.PULL)
+        """Socket at which ranks report copies to and from main memory."""
+        zmq_limits.LOCAL.apply(self.copies)
+        copies_at, proofs_at = self._bind(self.copies, "copies", host), self._bind(proofs, "proofs", host)
+        addresses = Addresses(heartbeats, steps, transfer, copies_at, proofs_at, results_at)
         store.set("addresses", msgspec.json.encode(addresses).decode())
         self.processes = {rank: self._spawn(settings, rank, store.port, watched) for rank in local}
         ranks, processes = weakref.ref(self), self.processes  # the thread does not keep this object alive
@@ -151,7 +156,7 @@ class Ranks:
             self.watch,
             self.processes,
             self._steps,
-            (router, results, proofs),
+            (router, results, proofs, self.copies),
             self._folder,
             os.getpid(),
             authenticator,
@@ -294,7 +299,8 @@ class ParallelRunner:
         self.kv_cache, self.memory = local.kv_cache, local.memory
         self.max_model_len, self.swap_space = local.max_model_len, local.swap_space
         self.eviction_obstacle = local.eviction_obstacle
-        self.host_memory = local.host_memory
+        memory = local.host_memory
+        self.host_memory = None if memory is None else GroupHostMemory(memory, ranks.size, ranks.send, ranks.copies)
         self.max_speculative_rows = local.max_speculative_rows
         self._writer = step_messages.StepWriter(self.page_size)
         self._results = ranks.results

@@ -15,6 +15,7 @@ from mini_infer_engine.config.options.settings import group_name, num_nodes, num
 from mini_infer_engine.distributed import step_messages
 from mini_infer_engine.distributed.exit_reason import write_reason
 from mini_infer_engine.distributed.heartbeats import HeartbeatSender
+from mini_infer_engine.distributed.host_copies import RankCopies
 from mini_infer_engine.distributed.member import GroupMember, rank_device
 from mini_infer_engine.distributed.pass_results import ResultSender
 from mini_infer_engine.distributed.process_group import LOOPBACK, join_store
@@ -28,6 +29,8 @@ from mini_infer_process.curve import secure_client
 
 logger = logging.getLogger(__name__)
 
+_COPIES_MS = 1
+"""Milliseconds between two looks at copies under way, while no command comes."""
 _HANDLES_KEPT = 4
 """Handles of launched passes that are kept because their memory may still be in use: the first rank has at most two
 passes in flight, and one more for each further stage.
@@ -53,6 +56,7 @@ class Rank:
         self._transfer.set(zmq.LINGER, 0)
         self._transfer.set(zmq.IPV6, 1)
         self._transfer.connect(addresses.transfer)
+        self._copies = RankCopies(addresses.copies, config.rank, config.secret)
         self._proofs = ProofSender(addresses.proofs, config.rank, config.secret)
         self.heartbeats = HeartbeatSender(addresses.heartbeats, config.rank, self._lost, config.secret)
         is_last_stage = config.rank == num_ranks(config.settings) - config.settings.tensor_parallel_size
@@ -73,8 +77,9 @@ class Rank:
         kept = _HANDLES_KEPT + settings.pipeline_parallel_size - 1
         if (results := self._results) is not None:
             self._start(results, runner.device)
+        self._copies.memory = runner.host_memory
         while True:
-            match step_messages.decode(self._steps.recv()):
+            match step_messages.decode(self._receive()):
                 case step_messages.Launch() as message:
                     if not handles and self._is_of_a_server:
                         # Not sooner: the first rank reads a vocabulary, for seconds in which no thread of it speaks.
@@ -90,10 +95,19 @@ class Rank:
                         results.send(handles[-1])
                 case step_messages.OpenTransport(choice, engine_id):
                     serve_rank(self._transfer, choice, engine_id, runner.kv_memory(), self._config.rank)
+                case step_messages.CopyBlocks() as command:
+                    self._copies.begin(command)
                 case step_messages.Stop():
                     return
                 case step_messages.Agreed():
                     raise AssertionError("there is nothing to agree on while passes run")
+
+    def _receive(self) -> bytes:
+        """Returns the next command, and reports copies that end meanwhile."""
+        self._copies.report()
+        while self._copies.are_under_way and not self._steps.poll(_COPIES_MS):
+            self._copies.report()
+        return self._steps.recv()
 
     @property
     def _is_of_a_server(self) -> bool:

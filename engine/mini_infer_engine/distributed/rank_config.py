@@ -56,6 +56,8 @@ class Addresses(msgspec.Struct, frozen=True):
     """Sockets for commands, by rank."""
     transfer: str
     """Socket for commands of KV transfer."""
+    copies: str
+    """Socket to which ranks report copies to and from main memory."""
     proofs: str
     """Socket to which ranks send what they find changed in main memory."""
     results: str = ""

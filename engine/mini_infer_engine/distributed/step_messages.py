@@ -7,13 +7,14 @@ order.
 
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from mini_infer_engine.core.batch import Batch, Row, TokenMasks, Transfers
 from mini_infer_engine.core.images import EncoderWork
+from mini_infer_engine.core.kv_tiers.tier_memory import PageMove
 from mini_infer_engine.kv_transfer.transport import TransportChoice
 
 
@@ -58,11 +59,19 @@ class OpenTransport(msgspec.Struct, frozen=True, tag=True):
     engine_id: str
 
 
+class CopyBlocks(msgspec.Struct, frozen=True, tag=True):
+    """Copies pages between a rank's device and its main memory, after all passes launched so far: see `host_copies`."""
+
+    ticket: int
+    way: Literal["store", "load"]
+    moves: list[PageMove]
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """Ends the rank."""
 
 
-StepMessage = Launch | Sample | Agreed | OpenTransport | Stop
+StepMessage = Launch | Sample | Agreed | OpenTransport | CopyBlocks | Stop
 
 
 def _packed(value: Any) -> Any:

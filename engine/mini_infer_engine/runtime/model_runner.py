@@ -257,9 +257,10 @@ def make_runner(
     if open_shared is None:
         host_bytes //= settings.data_parallel_size
         check_host_tier(host_bytes, available_memory())
+        host_bytes = group.share_of(host_bytes)
     if open_shared is not None:
         open_shared = partial(open_shared, page_tokens=page_size, device=worker.device.type)
-    host_memory = make_host_tier(pool, host_bytes, repr(pool.memory().layout).encode(), open_shared)
+    host_memory = make_host_tier(pool, host_bytes, repr(pool.memory().layout).encode(), open_shared, group.smallest)
     memory = DeviceMemory(worker.device)
     memory.own(MemoryTag.WEIGHTS, worker.weight_tensors())
     beside = [kept.pages for kept in (pool.hidden, pool.bounds) if kept is not None]

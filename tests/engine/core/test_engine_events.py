@@ -54,7 +54,7 @@ TIERED = {
     "page_size": (16, 16, 16, 32),
     "max_model_len": (64, 150, 150),
     "spare_pages": (0, 2, 8, 12),
-    "num_host_pages": (0,),
+    "num_host_pages": (0, 0, 40),
     "max_num_batched_tokens": (16, 64, None),
     "long_prefill_token_threshold": (0, 16),
     "enable_prefix_caching": (True,),

@@ -15,6 +15,9 @@ POOL = 3_000_000
 """Bytes of which a part of the conversations fills all."""
 
 
+RANKS_DISK: dict[str, object] = {"kv_host_memory": 10**9, "kv_disk_path": "x", "kv_disk_size": 10**9}
+
+
 def open_llm(**settings: object) -> LLM:
     return LLM("demo", device="cpu", max_model_len=256, max_num_seqs=2, **settings)
 
@@ -106,10 +109,9 @@ def test_tokens_are_the_same_when_pages_of_any_form_come_back(
     [
         ({"kv_disk_path": "/tmp"}, "--kv-disk-size"),
         ({"kv_disk_path": "/tmp", "kv_disk_size": 10**9}, "--kv-host-memory"),
-        ({"kv_host_memory": 10**9, "kv_swap_memory": 10**9}, "--kv-swap-memory"),
         ({"kv_host_memory": 10**9, "enable_prefix_caching": False}, "--no-enable-prefix-caching"),
-        ({"kv_host_memory": 10**9, "pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
-        ({"kv_host_memory": 10**9, "tensor_parallel_size": 2}, "--tensor-parallel-size"),
+        ({**RANKS_DISK, "pipeline_parallel_size": 2}, "--kv-disk-path"),
+        ({**RANKS_DISK, "tensor_parallel_size": 2}, "--kv-disk-path"),
         ({"kv_host_memory": "99TB", "kv_cache_memory": POOL}, "kv_host_memory = 99,000,000,000,000"),
         ({"kv_host_memory": 100, "kv_cache_memory": POOL}, "kv_host_memory = 100"),
     ],

@@ -17,13 +17,6 @@ def tiers_fault(options: EngineOptions) -> str | None:
         return None
     if not options.enable_prefix_caching:
         return "--kv-host-memory keeps blocks of the prefix cache: leave out --no-enable-prefix-caching"
-    if options.kv_swap_memory:
-        return (
-            "--kv-swap-memory does not go with --kv-host-memory, which keeps the blocks of preempted sequences, too: "
-            "leave it out"
-        )
-    if options.pipeline_parallel_size > 1:
-        return "--kv-host-memory: the stages of a pipeline do not copy blocks yet: set --pipeline-parallel-size 1"
-    if options.tensor_parallel_size > 1:
-        return "--kv-host-memory: tensor-parallel ranks do not copy blocks yet: set --tensor-parallel-size 1"
+    if options.kv_disk_path and options.tensor_parallel_size * options.pipeline_parallel_size > 1:
+        return "--kv-disk-path: ranks of one model keep their parts of blocks in main memory alone yet: leave it out"
     return None

@@ -61,7 +61,7 @@ class Prefetches:
         """
         pool = self._pool
         most = int(MOST_SHARE * pool.num_pages) - len(self._unused)
-        if most <= 0 or until_s <= self._now_s:
+        if most <= 0 or until_s <= self._now_s or pool.num_copied_out:
             return False
         hit = self._cache.match(sequence).without_tail(self._page_size)
         pages = self._find(sequence, hit)[:most]

@@ -278,10 +278,14 @@ def _unpin(tensor: Tensor, device: torch.device) -> None:
 
 
 def make_host_tier(
-    pool: KVPool, num_bytes: int, identity: bytes, open_shared: OpenSharedPool | None = None
+    pool: KVPool,
+    num_bytes: int,
+    identity: bytes,
+    open_shared: OpenSharedPool | None = None,
+    smallest: Callable[[int], int] = int,
 ) -> HostTier | None:
     """Returns the tier of a pool with as many pages as fit in `num_bytes`; None if there are to be none. It is in
-    memory that other engines share if `open_shared` opens that.
+    memory that other engines share if `open_shared` opens that. `smallest` returns the smallest number of all ranks.
 
     Raises ModelError if not a single page fits.
     """
@@ -295,4 +299,4 @@ def make_host_tier(
     if open_shared is not None:
         shared = open_shared(page_bytes, identity)
         return kind(parts, shared.layout.num_slots, identity, shared)
-    return kind(parts, num_bytes // page_bytes, identity)
+    return kind(parts, smallest(num_bytes // page_bytes), identity)

@@ -1,0 +1,129 @@
+"""Blocks in main memory of several ranks: each keeps its part, and a page is there only if every part is right."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from mini_infer_engine import LLM, SamplingParams
+from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove
+from mini_infer_engine.distributed.host_copies import GroupHostMemory, RankCopies, joined
+from mini_infer_engine.distributed.step_messages import CopyBlocks, StepMessage
+from tests.support.tiny_models import save_tiny_model
+
+PROMPTS = [{"prompt_token_ids": [(place * 7 + shift * 13) % 190 + 5 for place in range(70)]} for shift in range(6)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, detokenize=False)
+
+
+def tokens(llm: LLM) -> list[list[int]]:
+    return [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("ranks", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=str)
+def test_texts_are_those_of_one_process_when_blocks_come_back_to_all_ranks(
+    tmp_path: Path, ranks: dict[str, int]
+) -> None:
+    """Sequences are preempted and swapped, too."""
+    save_tiny_model(tmp_path, "qwen3")
+    common: dict[str, Any] = {"device": "cpu", "max_model_len": 96, "max_num_seqs": 2, "skip_tokenizer_init": True}
+    expected = tokens(LLM(str(tmp_path), kv_cache_memory=4_000_000, **common))
+    memory = {"kv_host_memory": 4_000_000, "kv_swap_memory": 1_000_000}
+    llm = LLM(str(tmp_path), kv_cache_memory=200_000, **memory, **common, **ranks)
+    engine = llm._engine
+    engine._rate.committed = lambda step, now_s: None  # type: ignore[method-assign]  # a rate that stays
+    engine._tiers._compute_tokens_per_s = 1.0  # type: ignore[union-attr]  # so slow that loads always pay
+    for _ in range(3):
+        assert tokens(llm) == expected
+        while engine.write_behind():
+            engine._tiers.wait(1.0)
+    stats = engine.stats().kv_tiers.tiers["host"]
+    assert stats.hit_tokens > 100
+    assert (stats.mismatches, stats.errors) == (0, 0)
+
+
+@dataclass
+class FakeMemory:
+    """Copies end when a test says so."""
+
+    num_pages: int = 4
+    page_bytes: int = 64
+    identity: bytes = b"x"
+    latency_s: float = 0.0
+    bytes_per_s: float = 1.0
+    ended: list[Moved] = field(default_factory=list)
+    begun: list[tuple[str, int]] = field(default_factory=list)
+    error: str = ""
+
+    def store(self, ticket: int, moves: object) -> None:
+        if self.error:
+            raise ValueError(self.error)
+        self.begun.append(("store", ticket))
+
+    def load(self, ticket: int, moves: object) -> None:
+        self.begun.append(("load", ticket))
+
+    def take(self) -> list[Moved]:
+        ended, self.ended = self.ended, []
+        return ended
+
+    def wait(self, timeout_s: float) -> None: ...
+
+    def page_memory(self, page: int) -> memoryview:
+        return memoryview(bytes([page]))
+
+
+class Group:
+    """Two ranks in this process."""
+
+    def __init__(self) -> None:
+        reports = zmq.Context.instance().socket(zmq.PULL)
+        reports.bind("inproc://copies")
+        self.first, self.second = FakeMemory(), FakeMemory()
+        self.rank = RankCopies("inproc://copies", 1)
+        self.rank.memory = self.second
+        self.memory = GroupHostMemory(self.first, 2, self._send, reports)
+        self.reports = reports
+
+    def _send(self, message: StepMessage) -> None:
+        assert isinstance(message, CopyBlocks)
+        self.rank.begin(message)
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    made = Group()
+    yield made
+    made.reports.close(linger=0)
+
+
+def test_a_copy_has_ended_when_it_has_on_all_ranks(group: Group) -> None:
+    group.memory.store(3, [PageMove(1, 2)])
+    assert (group.first.begun, group.second.begun) == ([("store", 3)], [("store", 3)])
+    group.first.ended = [Moved(3, 0.1, [5])]
+    assert group.memory.take() == []
+    assert group.rank.are_under_way
+    group.second.ended = [Moved(3, 0.2, [6])]
+    group.rank.report()
+    assert not group.rank.are_under_way
+    group.memory.wait(1.0)
+    [moved] = group.memory.take()
+    assert (moved.ticket, moved.seconds, moved.error) == (3, 0.2, "")
+    assert moved == joined([Moved(3, 0.1, [5]), Moved(3, 0.2, [6])])
+
+
+def test_a_copy_fails_with_the_reason_when_one_rank_cannot_begin_it(group: Group) -> None:
+    group.second.error = "no memory"
+    group.memory.store(4, [PageMove(1, 2)])
+    group.first.ended = [Moved(4, 0.1, [5])]
+    group.memory.wait(1.0)
+    [moved] = group.memory.take()
+    assert "rank 1: ValueError: no memory" in moved.error
+
+
+@pytest.mark.parametrize(("first", "second"), [(5, 7), (4, 6), (6, 5)])
+def test_the_digest_of_a_page_changes_when_that_of_any_part_does(first: int, second: int) -> None:
+    known = joined([Moved(1, 0.0, [5]), Moved(1, 0.0, [6])]).digests
+    assert joined([Moved(1, 0.0, [first]), Moved(1, 0.0, [second])]).digests != known
