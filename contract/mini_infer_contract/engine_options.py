@@ -217,6 +217,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         int, Option(group=BATCHING, unit="SIZE", low=0, is_size=True, default_text="0, which is off")
     ] = 0
     """Most bytes of the files in --kv-disk-path; the oldest blocks go first."""
+    kv_tier_dtype: Annotated[Literal["auto", "int4"], Option(group=BATCHING)] = "auto"
+    """Format of blocks in main memory and on the disk; int4: four bits an element, about a quarter of bfloat16's bytes,
+    and a hit there changes logits a little; auto: bit by bit as on the device."""
     gpu_memory_utilization: Annotated[float, _batching(unit="SHARE", low=0, low_is_allowed=False, high=1)] = 0.9
     """Share of a GPU's memory for weights, activations and the page pool, whatever others there use."""
     mm_encoder_cache_tokens: Annotated[int, _batching(unit="TOKENS", low=1, high=_MOST_TOKENS)] = 16_384

@@ -149,6 +149,8 @@ def tier_arguments(kv_cache: KvCache | None, host_path: str, disk_path: str) -> 
         flags.append(f"--kv-host-path={host_path}")
     if kv_cache.disk is not None:
         flags += [f"--kv-disk-path={disk_path}", f"--kv-disk-size={int(parse_quantity(kv_cache.disk.size))}"]
+    if kv_cache.dtype is not None:
+        flags.append(f"--kv-tier-dtype={kv_cache.dtype}")
     return tuple(flags)
 
 

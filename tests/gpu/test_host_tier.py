@@ -19,6 +19,7 @@ from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.kernels.page_digest import page_digests
 from mini_infer_engine.kv_host.open_pool import open_pool
 from mini_infer_engine.runtime.memory.host_tier import GOLDEN, CudaHostTier
+from mini_infer_engine.runtime.memory.page_codec import RawPages
 from tests.gpu.device import DEVICE, GPU_ONLY, KERNELS
 from tests.gpu.runs import make_engine, make_runner, make_settings, texts
 from tests.support.tiny_models import DEEPSEEK, save_tiny_model
@@ -61,7 +62,7 @@ def test_every_bit_flip_is_found_when_pages_come_back(widths: tuple[int, ...]) -
     draw = random.Random(1)
     parts = [torch.randint(-(2**62), 2**62, (8, width), device=DEVICE) for width in widths]
     before = [part.clone() for part in parts]
-    tier = CudaHostTier(parts, 4, b"")
+    tier = CudaHostTier(RawPages(parts), 4, b"")
     tier.store(0, [PageMove(page + 1, page) for page in range(4)])
     stored = moved(tier).digests
     found = 0
@@ -84,7 +85,7 @@ def test_every_bit_flip_is_found_when_pages_come_back(widths: tuple[int, ...]) -
 def test_page_is_loaded_by_another_engine_when_one_has_stored_it_in_shared_memory() -> None:
     def tier(parts: list[torch.Tensor], folder: str) -> CudaHostTier:
         shared = open_pool(folder, 1 << 20, 8 * sum(part.shape[1] for part in parts), 16, "0" * 64)
-        return CudaHostTier(parts, shared.layout.num_slots, b"", shared)
+        return CudaHostTier(RawPages(parts), shared.layout.num_slots, b"", shared)
 
     before = [torch.randint(-(2**62), 2**62, (8, width), device=DEVICE) for width in (1024, 8)]
     after = [torch.zeros_like(part) for part in before]

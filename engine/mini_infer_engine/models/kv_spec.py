@@ -61,6 +61,11 @@ class KVSpec:
         """The units of each layer; () if all layers are alike."""
         return tuple(shape.num_kv_heads * shape.head_dim // self.head_dim for shape in self.head_shapes)
 
+    @property
+    def head_dims(self) -> tuple[int, ...]:
+        """The sizes of heads: of all layers, or of each if they differ."""
+        return tuple(shape.head_dim for shape in self.head_shapes) or (self.head_dim,)
+
     def of_shape(self, shape: HeadShape) -> "KVSpec":
         """Returns the content of a page as layers of one shape see it."""
         units = shape.num_kv_heads * shape.head_dim // self.head_dim

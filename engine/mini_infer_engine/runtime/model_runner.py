@@ -36,6 +36,7 @@ from mini_infer_engine.runtime.memory.device_memory import DeviceMemory, MemoryT
 from mini_infer_engine.runtime.memory.host_tier import HostTier, OpenSharedPool, make_host_tier
 from mini_infer_engine.runtime.memory.kv_group_choice import choose_kv_groups
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
+from mini_infer_engine.runtime.memory.kv_storage import check_tier_dtype
 from mini_infer_engine.runtime.memory.mixed_limits import check_mixed_heads
 from mini_infer_engine.runtime.memory.page_count import available_memory, check_host_tier, check_swap
 from mini_infer_engine.runtime.memory.quantized_pool import make_pool
@@ -237,6 +238,7 @@ def make_runner(
     stages.end("memory plan")
     worker.finish_loading(plan.max_model_len)
     spec = worker.kv_spec(page_size, kv_cache)
+    check_tier_dtype(settings, worker.config, spec)
     check_swap(settings.kv_swap_memory, available_memory())
     # Ranks that have other layers have other pages.
     swap_bytes = group.share_of(settings.kv_swap_memory)
@@ -260,7 +262,10 @@ def make_runner(
         host_bytes = group.share_of(host_bytes)
     if open_shared is not None:
         open_shared = partial(open_shared, page_tokens=page_size, device=worker.device.type)
-    host_memory = make_host_tier(pool, host_bytes, repr(pool.memory().layout).encode(), open_shared, group.smallest)
+    identity = repr(pool.memory().layout).encode()
+    host_memory = make_host_tier(
+        pool, host_bytes, identity, settings.kv_tier_dtype, open_shared, smallest=group.smallest
+    )
     memory = DeviceMemory(worker.device)
     memory.own(MemoryTag.WEIGHTS, worker.weight_tensors())
     beside = [kept.pages for kept in (pool.hidden, pool.bounds) if kept is not None]

@@ -1,6 +1,7 @@
 """Defines the tiers of the KV cache beside the GPU: main memory, and a disk. Knows neither pods nor flags."""
 
 import re
+from typing import Literal
 
 from pydantic import Field
 
@@ -70,3 +71,5 @@ class KvCache(ApiModel):
     """Main memory for blocks, of each engine. It is added to what the container requests, and to its limit."""
     disk: KvCacheDisk | None = None
     """A disk for blocks that leave main memory; none if left out."""
+    dtype: Literal["auto", "int4"] | None = None
+    """The format of blocks in both: `--kv-tier-dtype`."""

@@ -44,6 +44,7 @@ RESERVED_ENGINE_FLAGS = (
     "--kv-host-path",
     "--kv-disk-path",
     "--kv-disk-size",
+    "--kv-tier-dtype",
     "--tensor-parallel-size",
     "-tp",
     "--pipeline-parallel-size",

@@ -350,7 +350,7 @@ class EngineSpec(_EngineFields):
             "(write template.spec.terminationGracePeriodSeconds), --tensor-parallel-size, --pipeline-parallel-size, "
             "--data-parallel-size, --enable-expert-parallel, --nnodes, --node-rank (write parallelism), --role (write "
             "unified, or prefill and decode), --transfer-port (write engine.kvTransport), --kv-host-memory, "
-            "--kv-host-path, --kv-disk-path, --kv-disk-size (write kvCache) nor --host, --port, "
+            "--kv-host-path, --kv-disk-path, --kv-disk-size, --kv-tier-dtype (write kvCache) nor --host, --port, "
             "--events-port, --replay-port (the operator sets them), and no flag of one dash, such as -tp",
             lambda e: not any(re.match(_RESERVED_FLAG_PATTERN, a) for a in e.extra_args or ()),
         ),

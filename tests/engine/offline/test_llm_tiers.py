@@ -6,7 +6,7 @@ import pytest
 
 from mini_infer_engine import LLM, RequestOutput, SamplingParams
 from mini_infer_engine.config.errors import ModelError
-from tests.support.tiny_models import DEEPSEEK, save_tiny_model
+from tests.support.tiny_models import DEEPSEEK, GEMMA4_INPUTS, save_tiny_model
 
 TOPICS = [
     f"The {number}th list is sorted, and then its names are joined with a comma, so that" * 3 for number in range(12)
@@ -105,8 +105,80 @@ def test_tokens_are_the_same_when_pages_of_any_form_come_back(
 
 
 @pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("qwen3", {"head_dim": 32}),
+        ("gemma3_text", {"head_dim": 64, "sliding_window": 11}),
+        ("gemma4_text", GEMMA4_INPUTS | {"head_dim": 32, "global_head_dim": 64}),
+    ],
+)
+def test_prompts_go_on_when_pages_come_back_from_four_bits(
+    tmp_path: Path, architecture: str, changes: dict[str, object]
+) -> None:
+    save_tiny_model(tmp_path, architecture, **changes)
+    common = {"device": "cpu", "max_model_len": 96, "max_num_seqs": 2, "skip_tokenizer_init": True}
+    prompts = [{"prompt_token_ids": [(place * 7 + shift * 13) % 190 + 5 for place in range(70)]} for shift in range(6)]
+    params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=0, detokenize=False)
+
+    def logprobs(llm: LLM) -> list[float]:
+        made = llm.generate(prompts, params, use_tqdm=False)
+        return [next(iter(output.outputs[0].logprobs[0].values())).logprob for output in made]  # type: ignore[index]  # there are some
+
+    expected = logprobs(LLM(str(tmp_path), kv_cache_memory=4_000_000, **common))
+    page_bytes = LLM(str(tmp_path), kv_cache_memory=4_000_000, **common)._engine._runner.pool.spec.page_bytes  # type: ignore[attr-defined]  # it has a model
+    tier = {"kv_host_memory": 30 * page_bytes, "kv_tier_dtype": "int4"}
+    llm = LLM(str(tmp_path), kv_cache_memory=15 * page_bytes, **tier, **common)
+    use_tiers(llm)
+    for _ in range(3):
+        made = logprobs(llm)
+        write_behind(llm)
+        differences = [abs(one - other) for one, other in zip(made, expected, strict=True)]
+        assert sum(differences) / len(differences) < 0.15
+    stats = llm._engine.stats().kv_tiers.tiers["host"]
+    assert stats.hit_tokens > 100
+    assert (stats.mismatches, stats.errors) == (0, 0)
+    assert stats.capacity_bytes // llm._engine._tiers._copies.host.page_bytes > 90  # type: ignore[union-attr]  # of fp32, 1/7
+
+
+def test_blocks_on_a_disk_are_no_hits_when_their_format_is_another(tmp_path: Path) -> None:
+    def blocks(**settings: object) -> int:
+        sizes = {"kv_cache_memory": POOL, "kv_host_memory": "20MB", "kv_disk_size": "200MB"}
+        llm = open_llm(kv_disk_path=str(tmp_path), **sizes, **settings)
+        disk = llm._engine._tiers._copies.disk  # type: ignore[union-attr]  # it has a disk
+        disk.join_recovery()  # type: ignore[union-attr]
+        llm.generate(TOPICS[:6], SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
+        found = llm._engine.stats().kv_tiers.tiers["disk"].blocks
+        write_behind(llm)
+        disk._folder.release()  # type: ignore[union-attr]
+        return found
+
+    assert blocks() == 0
+    assert blocks() > 0
+    assert blocks(kv_tier_dtype="int4") == 0
+    assert blocks(kv_tier_dtype="int4") > 0
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "settings", "named"),
+    [
+        ("qwen3", {"head_dim": 32}, {"kv_cache_dtype": "int8"}, "--kv-cache-dtype"),
+        ("qwen3", {"head_dim": 16}, {}, "--kv-tier-dtype"),
+        ("deepseek_v2", DEEPSEEK, {}, "--kv-tier-dtype"),
+    ],
+)
+def test_four_bits_are_refused_when_pages_are_not_of_their_kind(
+    tmp_path: Path, architecture: str, changes: dict[str, object], settings: dict[str, object], named: str
+) -> None:
+    save_tiny_model(tmp_path, architecture, **changes)
+    tier = {"kv_host_memory": 10**6, "kv_tier_dtype": "int4"}
+    with pytest.raises(ModelError, match=named):
+        LLM(str(tmp_path), device="cpu", kv_cache_memory=4_000_000, skip_tokenizer_init=True, **tier, **settings)
+
+
+@pytest.mark.parametrize(
     ("settings", "named"),
     [
+        ({"kv_tier_dtype": "int4"}, "--kv-tier-dtype"),
         ({"kv_disk_path": "/tmp"}, "--kv-disk-size"),
         ({"kv_disk_path": "/tmp", "kv_disk_size": 10**9}, "--kv-host-memory"),
         ({"kv_host_memory": 10**9, "enable_prefix_caching": False}, "--no-enable-prefix-caching"),

@@ -1,6 +1,7 @@
 """The tier in main memory: what comes back is what went, and a digest tells where it is not."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,8 +9,11 @@ import torch
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove, sealed
+from mini_infer_engine.runtime.memory.hidden_pages import HiddenPages
 from mini_infer_engine.runtime.memory.host_tier import CpuHostTier, make_host_tier
+from mini_infer_engine.runtime.memory.int4_rows import pack_rows, row_bytes, unpack_rows
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
+from mini_infer_engine.runtime.memory.page_codec import PackedPages, RawPages
 from tests.engine.runtime.test_kv_pool_and_attention import CPU, SPEC
 
 NUM_PAGES = 6
@@ -27,7 +31,7 @@ def moved(tier: CpuHostTier) -> Moved:
 @pytest.fixture
 def tier() -> CpuHostTier:
     parts = [torch.randint(-(2**62), 2**62, (NUM_PAGES, width)) for width in (48, 5)]
-    return CpuHostTier(parts, 4, b"identity")
+    return CpuHostTier(RawPages(parts), 4, b"identity")
 
 
 def test_page_comes_back_to_another_place_when_it_was_stored(tier: CpuHostTier) -> None:
@@ -86,3 +90,85 @@ def test_tier_has_whole_pages_when_its_size_is_given() -> None:
     assert make_host_tier(pool, 0, b"") is None
     with pytest.raises(ModelError, match="kv_host_memory"):
         make_host_tier(pool, page_bytes - 1, b"")
+
+
+WIDE = replace(SPEC, head_dim=32)
+
+
+def packed_pool(*, page_size: int = 16, hidden_width: int = 0) -> KVPool:
+    pool = KVPool(replace(WIDE, page_size=page_size), NUM_PAGES, CPU)
+    generator = torch.Generator().manual_seed(3)
+    pool.storage[:-1] = torch.randn(pool.storage[:-1].shape, generator=generator)
+    if hidden_width:
+        pool.hidden = HiddenPages(NUM_PAGES, page_size, hidden_width, torch.bfloat16, CPU)
+        pool.hidden.pages[:] = torch.randn(pool.hidden.pages.shape, generator=generator).bfloat16()
+    return pool
+
+
+def packed_tier(pool: KVPool) -> CpuHostTier:
+    tier = make_host_tier(pool, 4_000_000, b"identity", "int4")
+    assert isinstance(tier, CpuHostTier)
+    return tier
+
+
+@pytest.mark.parametrize("hidden_width", [0, 24])
+def test_packed_page_comes_back_as_its_rows_were_rounded(hidden_width: int) -> None:
+    pool = packed_pool(hidden_width=hidden_width)
+    rows = pool.storage[2].view(-1, 32).clone()
+    hidden = None if pool.hidden is None else pool.hidden.pages.clone()
+    tier = packed_tier(pool)
+    tier.store(0, [PageMove(2, 1), PageMove(3, 0)])
+    stored = moved(tier)
+    others = pool.storage[[0, 1, 3, 4]].clone()
+    tier.load(1, [PageMove(1, 5)])
+    loaded = moved(tier)
+    assert (stored.error, loaded.error) == ("", "")
+    assert loaded.digests == stored.digests[:1] != stored.digests[1:]
+    assert torch.equal(pool.storage[5].view(-1, 32), unpack_rows(*pack_rows(rows), torch.float32))
+    assert torch.equal(pool.storage[[0, 1, 3, 4]], others)
+    if hidden is not None and pool.hidden is not None:
+        assert torch.equal(pool.hidden.pages[5], hidden[2])
+
+
+@pytest.mark.parametrize(("page_size", "aligned"), [(16, False), (1024, True)])
+def test_packed_page_takes_the_bytes_of_its_rows_and_little_more(page_size: int, aligned: bool) -> None:
+    pool = packed_pool(page_size=page_size)
+    least = pool.storage.shape[1] // 32 * row_bytes(32)
+    tier = packed_tier(pool)
+    assert least <= tier.page_bytes < least + 4096
+    assert tier.page_bytes % (4096 if aligned else 8) == 0
+    assert tier.num_pages == 4_000_000 // tier.page_bytes
+
+
+def test_identity_names_the_format_when_pages_are_packed() -> None:
+    raw = make_host_tier(packed_pool(), 4_000_000, b"identity")
+    assert raw is not None
+    assert raw.identity == b"identity"
+    assert packed_tier(packed_pool()).identity not in (raw.identity, b"")
+
+
+def test_every_bit_flip_is_found_when_packed_pages_come_back() -> None:
+    tier, draw = packed_tier(packed_pool()), random.Random(1)
+    tier.store(0, [PageMove(page, page) for page in range(4)])
+    stored = moved(tier).digests
+    found = 0
+    for number in range(200):
+        page, word, bit = draw.randrange(4), draw.randrange(tier.words.shape[1]), np.uint64(1 << draw.randrange(64))
+        tier.words[page, word] ^= bit
+        tier.load(number, [PageMove(page, 5)])
+        found += moved(tier).digests[0] != stored[page]
+        tier.words[page, word] ^= bit
+    assert found == 200
+
+
+def test_codecs_do_not_share_staging_memory_when_copies_overlap() -> None:
+    pool = packed_pool()
+    one = PackedPages(pool.storage, 32, (), torch.float32)
+    other = one.for_another_stream()
+    one.encode([1, 2])
+    other.encode([3])
+    one.decode([4, 5])
+    other.decode([0])
+    for source, target in ((1, 4), (3, 0)):
+        rows = pool.storage[source].view(-1, 32)
+        assert torch.equal(pool.storage[target].view(-1, 32), unpack_rows(*pack_rows(rows), torch.float32))

@@ -86,6 +86,11 @@ def test_a_role_has_its_own_tiers_when_it_names_some() -> None:
     assert flags(pod({})) == []
 
 
+def test_blocks_in_the_tiers_have_a_format_of_their_own_when_the_cache_names_it() -> None:
+    spec = {"kvCache": {"host": "1Gi", "dtype": "int4"}}
+    assert flags(pod(spec))[-1] == "--kv-tier-dtype=int4"
+
+
 def test_the_revision_changes_with_the_tiers_and_with_nothing_else() -> None:
     def revision(spec: dict[str, Any]) -> str:
         return template_hash(parse_service(changed({"spec": spec})), "unified", "image")

@@ -13,6 +13,8 @@ def tiers_fault(options: EngineOptions) -> str | None:
         return "--kv-host-path is where --kv-host-memory lies: set that, too"
     if options.kv_host_path and options.tensor_parallel_size * options.pipeline_parallel_size > 1:
         return "--kv-host-path: ranks of one model have memory of their own yet: leave it out"
+    if not options.kv_host_memory and options.kv_tier_dtype != "auto":
+        return "--kv-tier-dtype is the format of blocks in --kv-host-memory and below it: set that, or leave this out"
     if not options.kv_host_memory:
         return None
     if not options.enable_prefix_caching:

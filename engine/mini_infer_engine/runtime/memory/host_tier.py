@@ -1,7 +1,8 @@
 """Implements `HostMemory`: pages of main memory below a device's pool, and copies between both beside the passes.
 
 On a CPU a thread copies. On a GPU memory is pinned, and copies run on streams of their own, one for each direction, so
-that no load waits for what is written behind. Digests are made of the device's bytes, before a store and after a load.
+that no load waits for what is written behind. A codec says what a page becomes on its way. Digests are made of the
+bytes that leave the device, before a store and after a load.
 """
 
 import mmap
@@ -9,7 +10,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Condition, Thread
@@ -23,10 +24,10 @@ from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove
 from mini_infer_engine.kv_host.pool_file import PoolFile
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
+from mini_infer_engine.runtime.memory.page_codec import WORD_BYTES, PageCodec, make_codec, on_device
 
 GOLDEN = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio, which is odd."""
-_WORD_BYTES = 8
 OpenSharedPool = Callable[..., PoolFile]
 """Opens memory that several engines share, for pages of so many bytes and a layout of this name. `load_runner` adds the
 keywords `page_tokens` and `device`.
@@ -35,27 +36,19 @@ _CPU_BYTES_PER_S, _GPU_BYTES_PER_S = 2e9, 40e9
 """First estimates of the speed of copies: a core that copies and hashes; pinned memory over PCIe 5."""
 
 
-def page_words(pool: KVPool) -> list[Tensor]:
-    """Returns all memory of a pool's pages as words [pages, words] int64: keys and values, and hidden states if a draft
-    reads any.
-    """
-    parts = [pool.storage] if pool.hidden is None else [pool.storage, pool.hidden.pages.flatten(1)]
-    return [part.view(torch.int64) for part in parts]
-
-
 class HostTier(ABC):
     """The memory of the tier. Subclasses copy."""
 
     latency_s = 0.0005
     bytes_per_s = _CPU_BYTES_PER_S
 
-    def __init__(self, parts: list[Tensor], num_pages: int, identity: bytes, shared: PoolFile | None = None) -> None:
-        """Allocates main memory for `num_pages` pages that consist of one row of each part, or takes that of a
-        `shared` pool. Own memory is taken as it is written to, on a GPU at once.
+    def __init__(self, codec: PageCodec, num_pages: int, identity: bytes, shared: PoolFile | None = None) -> None:
+        """Allocates main memory for `num_pages` pages of the codec's form, or takes that of a `shared` pool. Own memory
+        is taken as it is written to, on a GPU at once.
         """
         self.num_pages, self.identity, self.shared = num_pages, identity, shared
-        widths = [part.shape[1] for part in parts]
-        self.page_bytes = sum(widths) * _WORD_BYTES
+        widths = [part.shape[1] for part in codec.parts]
+        self.page_bytes = sum(widths) * WORD_BYTES
         if shared is not None:
             self.identity, self.memory = shared.layout.identity.encode(), shared.pages
         else:
@@ -91,9 +84,10 @@ class HostTier(ABC):
 class CpuHostTier(HostTier):
     """A tier below a pool in main memory."""
 
-    def __init__(self, parts: list[Tensor], num_pages: int, identity: bytes, shared: PoolFile | None = None) -> None:
-        super().__init__(parts, num_pages, identity, shared)
-        self._parts = [part.numpy().view(np.uint64) for part in parts]
+    def __init__(self, codec: PageCodec, num_pages: int, identity: bytes, shared: PoolFile | None = None) -> None:
+        super().__init__(codec, num_pages, identity, shared)
+        self._codec = codec
+        self._parts = [part.numpy().view(np.uint64) for part in codec.parts]
         with np.errstate(over="ignore"):
             self._factors = (2 * np.arange(self.words.shape[1], dtype=np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
         self._requests: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -111,20 +105,25 @@ class CpuHostTier(HostTier):
         self._request(ticket, lambda: [self._load(move) for move in moves])
 
     def _store(self, move: PageMove) -> int:
-        digest = self._digest(move.source)
+        self._codec.encode([move.source])
+        (row,) = self._codec.rows_of([move.source])
+        digest = self._digest(row)
         for part, columns in zip(self._parts, self.columns, strict=True):
-            np.copyto(self.words[move.target, columns], part[move.source])
+            np.copyto(self.words[move.target, columns], part[row])
         return digest
 
     def _load(self, move: PageMove) -> int:
+        (row,) = self._codec.rows_of([move.target])
         for part, columns in zip(self._parts, self.columns, strict=True):
-            np.copyto(part[move.target], self.words[move.source, columns])
-        return self._digest(move.target)
+            np.copyto(part[row], self.words[move.source, columns])
+        digest = self._digest(row)
+        self._codec.decode([move.target])
+        return digest
 
-    def _digest(self, page: int) -> int:
-        """Returns the digest of a page in the pool, as `kernels.page_digest` does."""
+    def _digest(self, row: int) -> int:
+        """Returns the digest of a row of all parts, as `kernels.page_digest` does."""
         products = (
-            int(np.dot(part[page], self._factors[columns]))
+            int(np.dot(part[row], self._factors[columns]))
             for part, columns in zip(self._parts, self.columns, strict=True)
         )
         return sum(products) % (1 << 64)
@@ -134,7 +133,8 @@ class CpuHostTier(HostTier):
 
         def run() -> None:
             try:
-                digests, error = copy(), ""
+                with torch.inference_mode():
+                    digests, error = copy(), ""
             except Exception as fault:  # it must reach the engine, which turns the tier off
                 digests, error = [], f"{type(fault).__name__}: {fault}"
             moved = Moved(ticket, time.perf_counter() - begin_s, digests, error)
@@ -179,9 +179,10 @@ class CudaHostTier(HostTier):
     latency_s = 0.0002
     bytes_per_s = _GPU_BYTES_PER_S
 
-    def __init__(self, parts: list[Tensor], num_pages: int, identity: bytes, shared: PoolFile | None = None) -> None:
-        super().__init__(parts, num_pages, identity, shared)
-        self._parts, self._device = parts, parts[0].device
+    def __init__(self, codec: PageCodec, num_pages: int, identity: bytes, shared: PoolFile | None = None) -> None:
+        super().__init__(codec, num_pages, identity, shared)
+        self._storing_codec, self._loading_codec = codec, codec.for_another_stream()
+        self._device = codec.parts[0].device
         self._host = torch.from_numpy(self.words.view(np.int64))
         _pin(self._host, self._device)
         # Otherwise the next engine of this process could get the same addresses, which CUDA would think are locked.
@@ -189,47 +190,57 @@ class CudaHostTier(HostTier):
         self._storing: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch's
         self._loading: Any = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
         self._copies: deque[_Copy] = deque()
-        self._digests(torch.zeros(1, dtype=torch.int64, device=self._device))  # compiles the kernel before any request
+        self._digests(codec, [0])  # compiles the kernel before any request
 
     def store(self, ticket: int, moves: Sequence[PageMove]) -> None:
         """Copies pages of the GPU to main memory, after all passes launched so far."""
+        codec, digests = self._storing_codec, []
         with torch.inference_mode(), torch.cuda.device(self._device):
             self._storing.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._storing):
-                begin, pages = self._begin([move.source for move in moves])
-                digests = self._digests(pages)
-                for move in moves:
-                    for part, columns in zip(self._parts, self.columns, strict=True):
-                        self._host[move.target, columns].copy_(part[move.source], non_blocking=True)
+                begin = _event()
+                begin.record()
+                for some in _batches(moves, codec.most_pages):
+                    pages = [move.source for move in some]
+                    rows = codec.rows_of(pages)
+                    codec.encode(pages)
+                    digests.append(self._digests(codec, rows))
+                    for row, move in zip(rows, some, strict=True):
+                        for part, columns in zip(codec.parts, self.columns, strict=True):
+                            self._host[move.target, columns].copy_(part[row], non_blocking=True)
                 self._end(ticket, digests, begin)
 
     def load(self, ticket: int, moves: Sequence[PageMove]) -> None:
         """Copies pages of main memory to the GPU, beside the passes that run."""
+        codec, digests = self._loading_codec, []
         with torch.inference_mode(), torch.cuda.device(self._device), torch.cuda.stream(self._loading):
-            begin, pages = self._begin([move.target for move in moves])
-            for move in moves:
-                for part, columns in zip(self._parts, self.columns, strict=True):
-                    part[move.target].copy_(self._host[move.source, columns], non_blocking=True)
-            self._end(ticket, self._digests(pages), begin)
+            begin = _event()
+            begin.record()
+            for some in _batches(moves, codec.most_pages):
+                pages = [move.target for move in some]
+                rows = codec.rows_of(pages)
+                for row, move in zip(rows, some, strict=True):
+                    for part, columns in zip(codec.parts, self.columns, strict=True):
+                        part[row].copy_(self._host[move.source, columns], non_blocking=True)
+                digests.append(self._digests(codec, rows))
+                codec.decode(pages)
+            self._end(ticket, digests, begin)
 
-    def _begin(self, pages: list[int]) -> tuple[Any, Tensor]:
-        begin = _event()
-        begin.record()
-        return begin, torch.tensor(pages, dtype=torch.int64).pin_memory().to(self._device, non_blocking=True)
-
-    def _end(self, ticket: int, digests: Tensor, begin: Any) -> None:
-        read = torch.empty(digests.shape, dtype=torch.int64, pin_memory=True)
-        read.copy_(digests, non_blocking=True)
+    def _end(self, ticket: int, digests: list[Tensor], begin: Any) -> None:
+        found = torch.cat(digests)
+        read = torch.empty(found.shape, dtype=torch.int64, pin_memory=True)
+        read.copy_(found, non_blocking=True)
         end = _event()
         end.record()
         self._copies.append(_Copy(ticket, read, begin, end))
 
-    def _digests(self, pages: Tensor) -> Tensor:
+    def _digests(self, codec: PageCodec, rows: Sequence[int]) -> Tensor:
         from mini_infer_engine.kernels.page_digest import page_digests
 
+        places = on_device(rows, self._device)
         parts = [
-            page_digests(part, pages, columns.start, GOLDEN - (1 << 64))
-            for part, columns in zip(self._parts, self.columns, strict=True)
+            page_digests(part, places, columns.start, GOLDEN - (1 << 64))
+            for part, columns in zip(codec.parts, self.columns, strict=True)
         ]
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
 
@@ -253,6 +264,10 @@ class CudaHostTier(HostTier):
         while self._copies and time.perf_counter() < end_s:
             if any(copy.end.query() for copy in self._copies):
                 return
+
+
+def _batches(moves: Sequence[PageMove], size: int) -> Iterator[Sequence[PageMove]]:
+    return (moves[first : first + size] for first in range(0, len(moves), size))
 
 
 def _event() -> Any:
@@ -281,22 +296,25 @@ def make_host_tier(
     pool: KVPool,
     num_bytes: int,
     identity: bytes,
+    dtype: str = "auto",
     open_shared: OpenSharedPool | None = None,
     smallest: Callable[[int], int] = int,
 ) -> HostTier | None:
-    """Returns the tier of a pool with as many pages as fit in `num_bytes`; None if there are to be none. It is in
-    memory that other engines share if `open_shared` opens that. `smallest` returns the smallest number of all ranks.
+    """Returns the tier of a pool with as many pages as fit in `num_bytes`, in the form that `dtype` of
+    --kv-tier-dtype says; None if there are to be none. It is in memory that other engines share if `open_shared` opens
+    that. `smallest` returns the smallest number of all ranks.
 
     Raises ModelError if not a single page fits.
     """
     if not num_bytes:
         return None
-    parts = page_words(pool)
-    page_bytes = sum(part.shape[1] for part in parts) * _WORD_BYTES
+    codec = make_codec(pool, dtype)
+    page_bytes = sum(part.shape[1] for part in codec.parts) * WORD_BYTES
     if num_bytes < page_bytes:
         raise ModelError(f"kv_host_memory = {num_bytes:,} bytes: one page takes {page_bytes:,}: set a larger one.")
     kind = CudaHostTier if pool.storage.device.type == "cuda" else CpuHostTier
+    identity += codec.name.encode()
     if open_shared is not None:
         shared = open_shared(page_bytes, identity)
-        return kind(parts, shared.layout.num_slots, identity, shared)
-    return kind(parts, smallest(num_bytes // page_bytes), identity)
+        return kind(codec, shared.layout.num_slots, identity, shared)
+    return kind(codec, smallest(num_bytes // page_bytes), identity)

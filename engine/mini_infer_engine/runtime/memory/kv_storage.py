@@ -7,8 +7,9 @@ import torch
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.config.options.settings import EngineSettings
-from mini_infer_engine.models.kv_spec import FP8, KV_QUANTIZATIONS, KVQuantization
+from mini_infer_engine.models.kv_spec import FP8, KV_QUANTIZATIONS, KVQuantization, KVSpec
 from mini_infer_engine.models.registry import class_of
+from mini_infer_engine.runtime.memory.int4_rows import ROW_SIZES, row_size
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,24 @@ def kv_quantization_of(settings: EngineSettings, config: ModelConfig, device: to
         )
         return None
     return kind
+
+
+def check_tier_dtype(settings: EngineSettings, config: ModelConfig, spec: KVSpec) -> None:
+    """Raises ModelError if the format of blocks in lower tiers does not suit what the model stores of a token."""
+    if settings.kv_tier_dtype == "auto":
+        return
+    if class_of(config).caches_latents:
+        obstacle = "this model caches latents, which are small already"
+    elif config.attention_alibi:
+        obstacle = "its keys have positions (ALiBi), which lose their value in 4 bits"
+    elif spec.quantization is not None:
+        obstacle = f"it packs pages in the model's dtype, and these are in {spec.quantization.name} (--kv-cache-dtype)"
+    elif row_size(*spec.head_dims) is None:
+        sizes = " and ".join(map(str, sorted(set(spec.head_dims))))
+        obstacle = f"heads of {sizes} elements are no multiples of {ROW_SIZES[-1]}"
+    else:
+        return
+    raise ModelError(f"--kv-tier-dtype {settings.kv_tier_dtype}: {obstacle}: leave it out.")
 
 
 def _obstacle(kind: KVQuantization, settings: EngineSettings, config: ModelConfig, device: torch.device) -> str | None:
