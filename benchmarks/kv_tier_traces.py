@@ -155,7 +155,7 @@ def replay_all(args: argparse.Namespace, conversations: Sequence[Sequence[Turn]]
             found[name] = replay(args, engine, conversations)
             while tiers.are_copying:
                 tiers.wait(1.0)
-                tiers.take(0.0)
+                tiers.take(0.0, time.monotonic())
             pool.release_all(taken)
             store.release_all(taken_host)
             log_line(f"{name}: {found[name]['requests/s']:.2f} requests/s")

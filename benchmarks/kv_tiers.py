@@ -199,7 +199,7 @@ def unshared(args: argparse.Namespace, engine: Engine, largest: int) -> dict[str
             engine._tiers = engine.scheduler.tiers = tiers if has_tiers else NO_TIERS
             (with_ if has_tiers else without).append(rate(concurrency))
             while tiers.are_copying:
-                tiers.take(0.0)
+                tiers.take(0.0, time.monotonic())
         ratios = sorted(one / other for one, other in zip(with_[1:], without[1:], strict=True))
         rows.append((concurrency, median(without[1:]), median(with_[1:]), median(ratios), ratios[0], ratios[-1]))
         found[concurrency] = {"with": with_[1:], "without": without[1:], "ratio": median(ratios)}

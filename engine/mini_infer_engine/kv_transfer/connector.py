@@ -22,6 +22,7 @@ from mini_infer_engine.core.kv_transfer import NO_TRANSFERS, KVTransferStats, La
 from mini_infer_engine.core.request import Output, Request
 from mini_infer_engine.core.scheduler import Scheduler
 from mini_infer_engine.core.sequence import Sequence
+from mini_infer_engine.kv_transfer.prefix_loads import PrefixLoads
 from mini_infer_engine.kv_transfer.protocol import events
 from mini_infer_engine.kv_transfer.protocol.leases import MAX_LEASE_S, LeaseTable
 from mini_infer_engine.kv_transfer.protocol.message_checks import first_token_fault
@@ -135,6 +136,7 @@ class TransferConnector:
         """Pages that other engines read or are given, by key and serial number; a grant has the number -1."""
         self._next_grants: list[events.Grant] = []
         """Grants for the next call of `take`: a launched pass may still be writing the cached blocks."""
+        self._prefix_loads = PrefixLoads(scheduler.tiers, model_revision)
         self._unasked: list[NotReceived] = []
         """Results for sequences that were not requested, because their peer hangs."""
         self._skipped: Counter[str] = Counter()
@@ -206,8 +208,13 @@ class TransferConnector:
         worker = self._worker
         has_failed = worker.failure is not None and not self._is_off
         return bool(
-            self._next_grants or self._unasked or not worker.events.empty() or has_failed
-        ) or self._retained_leases.has_expired(now_s)
+            self._next_grants
+            or self._unasked
+            or not worker.events.empty()
+            or has_failed
+            or self._prefix_loads.have_ended
+            or self._retained_leases.has_expired(now_s)
+        )
 
     def take(self, now_s: float, prefill_tokens_per_s: float) -> Work:
         """Handles all events of the transfer thread, expires leases and sends grants, without waiting."""
@@ -217,6 +224,8 @@ class TransferConnector:
         for grant in self._next_grants:
             self._worker.do(grant)
         self._next_grants.clear()
+        for requested in self._prefix_loads.take_ended():
+            self._grant_cached(requested)
         work = Work(came=list(self._unasked))
         self._unasked.clear()
         self._worker.drain_wakes()
@@ -265,6 +274,7 @@ class TransferConnector:
         work.abort.extend(self._sending)
         self._sending.clear()
         self._next_grants.clear()
+        self._prefix_loads.clear()
         for pinned in self._pins.values():
             self._unpin(pinned)
         self._pins.clear()
@@ -299,6 +309,7 @@ class TransferConnector:
             case events.JobEnded(key):
                 if self._sending.pop(_PREFIX + key, None) is not None:
                     work.abort.append(_PREFIX + key)
+                self._prefix_loads.drop(key)
                 self._next_grants = [grant for grant in self._next_grants if grant.key != key]
                 self._unpin(self._pins.pop((key, -1), _NOTHING))
 
@@ -481,6 +492,10 @@ class TransferConnector:
         if not self._kv_cache.is_caching:
             self._worker.do(events.Refuse(requested.key, "no_prefix_cache", "this engine has no prefix cache"))
             return
+        if not self._prefix_loads.begin(requested):
+            self._grant_cached(requested)
+
+    def _grant_cached(self, requested: events.KVRequest) -> None:
         root = root_key(self._model_revision, salt=requested.cache_salt)
         pages, num_tokens = self._kv_cache.longest_cached(requested.token_ids, root)
         checkpoint = self._kv_cache.pin_cached_state(requested.token_ids, root, num_tokens)

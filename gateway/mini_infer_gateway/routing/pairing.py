@@ -13,7 +13,6 @@ from mini_infer_gateway.routing.base import (
     AHEAD_TOKENS,
     CACHED_TOKENS,
     DISK_TOKENS,
-    HOST_TOKENS,
     PREFILL_RATE,
     QUEUED_TOKENS,
     RUNNING,
@@ -155,9 +154,10 @@ class Pairing:
         group: Group,
         now_s: float,
     ) -> Decision:
-        """Adds the peer that has most of the prompt on its device, if fetching is cheaper than computing."""
-        tables = (features[CACHED_TOKENS], features[HOST_TOKENS], features[DISK_TOKENS])
-        cached = [each - host - disk for each, host, disk in zip(*tables, strict=True)]
+        """Adds the peer that has most of the prompt on its device or in main memory, if fetching is cheaper than
+        computing. The peer loads what is in main memory before it sends.
+        """
+        cached = [each - disk for each, disk in zip(features[CACHED_TOKENS], features[DISK_TOKENS], strict=True)]
         peers = [
             position
             for position, peer in enumerate(decodes)
@@ -172,6 +172,7 @@ class Pairing:
         peer = max(peers, key=cached.__getitem__)
         more_tokens = min(cached[peer] - decision.hit_tokens, own.missing_tokens - 1)
         link = self._transfers.link(decision.decode.name, decodes[peer].endpoint.name, now_s)
-        if fetched_s(own, more_tokens, link, price) >= FETCH_GAIN * local_s(own, price):
+        load_s = load_seconds({**features, DISK_TOKENS: [0] * len(cached)})[peer]
+        if fetched_s(own, more_tokens, link, price, load_s) >= FETCH_GAIN * local_s(own, price):
             return decision
         return replace(decision, fetch=decodes[peer].endpoint, prefill_reason="fetch")

@@ -60,10 +60,12 @@ def first_token_apart_s(decode: Site, prefill: Site, link: Link) -> float:
     return prefill.wait_s + hidden_s + link.fixed_s
 
 
-def fetched_s(decode: Site, more_tokens: float, link: Link, price: float) -> float:
-    """Returns the cost if `more_tokens` come from a peer while the prompt waits, and the rest is computed."""
+def fetched_s(decode: Site, more_tokens: float, link: Link, price: float, peer_load_s: float = 0.0) -> float:
+    """Returns the cost if `more_tokens` come from a peer while the prompt waits, and the rest is computed. The peer
+    takes `peer_load_s` to load what it sends from main memory.
+    """
     rest = Site(decode.missing_tokens - more_tokens, 0.0, decode.tokens_per_s)
-    return max(decode.wait_s, link.seconds(more_tokens)) + decode.load_s + rest.busy_s * (1.0 + price)
+    return max(decode.wait_s, peer_load_s + link.seconds(more_tokens)) + decode.load_s + rest.busy_s * (1.0 + price)
 
 
 def break_even_tokens(decode: Site, prefill: Site, link: Link, price: float) -> float:

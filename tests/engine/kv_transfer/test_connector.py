@@ -1,6 +1,7 @@
 """The core's end of KV transfer: what pins pages and for how long, and what no peer's event may do to the engine."""
 
 import math
+import random
 import time
 from typing import Any
 
@@ -267,6 +268,71 @@ def test_peers_requests_are_validated_like_clients() -> None:
     [refusal] = worker.done
     assert isinstance(refusal, events.Refuse)
     assert (refusal.reason, refusal.message) == ("refused_request", "temperature")
+
+
+# -- Prefixes in lower tiers
+
+
+class Eager(random.Random):
+    """Ends every copy at the next look."""
+
+    def random(self) -> float:
+        return 0.0
+
+
+def make_with_main_memory() -> tuple[Engine, FakeWorker, Request]:
+    """An engine that has a prompt in main memory alone."""
+    engine, _ = make_engine(4 * PAGES, PAGE_SIZE, MAX_MODEL_LEN, num_tier_pages=(80, 0), draw=Eager(0))
+    worker, _ = connect(engine)
+    wanted = request("wanted", 100)
+    for one in (wanted, *(request(name, 100) for name in "bdfhjln")):
+        last_of(engine, one)
+        while engine.write_behind():
+            pass
+    return engine, worker, wanted
+
+
+def asked_for(wanted: Request, name: str = "p/0") -> events.KVRequest:
+    return events.KVRequest(name, [*wanted.prompt_token_ids, 1], "", "", 0)
+
+
+def test_prefix_is_loaded_before_it_is_granted_when_it_is_in_main_memory() -> None:
+    engine, worker, wanted = make_with_main_memory()
+    worker.send_news(asked_for(wanted))
+    steps(engine, 1)
+    assert worker.done == []
+    while not worker.done:
+        engine.write_behind()  # as an engine does that has no requests
+        if engine.has_work:
+            steps(engine, 1)
+    (grant,) = worker.done
+    assert isinstance(grant, events.Grant)
+    assert (grant.num_tokens, len(grant.pages)) == (96, 6)
+    assert engine.stats().kv_tiers.tiers["host"].prefetch_used_tokens == 96
+    worker.send_news(events.JobEnded("p/0"))
+    steps(engine, 1)
+    assert engine.stats().kv_transfer.pinned_pages == 0
+
+
+def test_prefix_is_granted_as_far_as_it_is_on_the_device_when_nothing_can_be_loaded() -> None:
+    engine, worker, wanted = make_with_main_memory()
+    for _ in range(20):
+        engine._tiers._host_tier.cost.measured(96, 1000.0)  # type: ignore[union-attr]  # it has tiers
+    worker.send_news(asked_for(wanted))
+    steps(engine, 2)
+    (grant,) = worker.done
+    assert isinstance(grant, events.Grant)
+    assert grant.num_tokens == 0
+
+
+def test_job_that_ends_while_its_prefix_is_loaded_is_not_granted() -> None:
+    engine, worker, wanted = make_with_main_memory()
+    worker.send_news(asked_for(wanted), events.JobEnded("p/0"))
+    for _ in range(5):
+        steps(engine, 1)
+        engine.write_behind()
+    assert worker.done == []
+    assert engine.stats().kv_transfer.pinned_pages == 0
 
 
 # -- Faults

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from mini_infer_contract.events import LoadReport
+from mini_infer_contract.blocks import block_keys
+from mini_infer_contract.events import BlockStored, LoadReport
 from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.fleet.backlog import Backlog, Entry
 from mini_infer_gateway.fleet.load import LoadLedger
+from mini_infer_gateway.fleet.tier_rates import TierRates
 from mini_infer_gateway.fleet.transfer_rates import TransferRates
-from mini_infer_gateway.index.prefix_index import PrefixIndex
+from mini_infer_gateway.index.prefix_index import PrefixIndex, prompt_root
 from mini_infer_gateway.routing.base import Candidate, Decision, PromptKeys, RoutingRequest
 from mini_infer_gateway.routing.pairing import Pairing
 from mini_infer_gateway.routing.policies import POLICIES, Policy, build_router
@@ -202,6 +204,33 @@ def test_kv_is_not_fetched_when_the_peer_is_unfit(unfit: dict[str, Any]) -> None
     routing = router({"u1": 255}, {"u1": (120, 0, 0)})
     decision = route(routing, [engine("u1", **unfit), engine("u2")])
     assert (decision.decode.name, decision.fetch) == ("u2", None)
+
+
+@pytest.mark.parametrize(
+    ("medium", "host_tokens_per_s", "peer"),
+    [
+        ("GPU", 0.0, "u1"),
+        ("CPU", 0.0, "u1"),  # loads are taken to be four times as fast as prefill
+        ("CPU", 200_000.0, "u1"),
+        ("CPU", 1_000.0, ""),  # it would rather compute than load
+        ("DISK", 0.0, ""),
+    ],
+)
+def test_kv_is_fetched_from_a_peers_main_memory_when_its_load_and_transfer_are_cheaper_than_computing(
+    medium: str, host_tokens_per_s: float, peer: str
+) -> None:
+    index, ledger, tiers = PrefixIndex(10_000), LoadLedger(), TierRates()
+    tokens = list(range(TOKENS))
+    keys = block_keys(tokens, prompt_root())
+    index.apply("u1", [BlockStored(list(range(255)), None, tokens[: 255 * 16], 16, medium=medium)])
+    busy = LoadReport(0.0, 120, 0, 0, 0.0, host_tokens_per_s=host_tokens_per_s)
+    ledger.report("u1", busy)
+    tiers.report("u1", busy)
+    routing = build_router("prefix", index, ledger, Random(0), pairing=Pairing(TransferRates(), None), tier_rates=tiers)
+    request = RoutingRequest("m", TOKENS, {"r": PromptKeys(TOKENS, (keys,))})
+    decision = route(routing, [engine("u1"), engine("u2")], request)
+    assert decision.decode.name == "u2"
+    assert (decision.fetch.name if decision.fetch else "") == peer
 
 
 def test_a_prefill_engine_is_preferred_to_a_peer_when_both_have_the_prefix_cached() -> None:

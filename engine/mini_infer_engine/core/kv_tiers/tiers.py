@@ -81,7 +81,7 @@ class KVTiers:
         tiers = (self._host_tier, self._disk_tier)
         self._write_behind = WriteBehind(cache, self._host, self._disk, tiers, self._copies)
         self._compute_tokens_per_s = compute_tokens_per_s
-        self._pool = cache.pool
+        self._cache, self._pool = cache, cache.pool
         self._prefetches = Prefetches(cache, self._loads, self._to_prefetch)
         self._sessions = ReturningSessions()
         self._now_s, self._num_running = 0.0, 0
@@ -169,12 +169,27 @@ class KVTiers:
             if (sequence := self._sessions.named(name)) is not None:
                 self._begin(sequence, self._now_s + ttl_s)
 
+    def bring(self, sequence: Sequence, keep_s: float) -> bool:
+        """Begins to load the blocks of a prompt that another engine asks for, which are kept for so many seconds.
+        Returns False if there is nothing to load, or no room.
+        """
+        return self._begin(sequence, self._now_s + keep_s) or self.is_bringing(sequence)
+
+    def is_bringing(self, sequence: Sequence) -> bool:
+        """Returns True while the blocks with which a prompt's prefix continues are on their way to the device."""
+        place = (len(self._cache.match(sequence).pages) + 1) * self._blocks_per_page
+        return place * BLOCK_SIZE_TOKENS <= len(sequence.token_ids) and self._loads.is_loading(sequence.key(place - 1))
+
+    def used_by_peer(self, sequence: Sequence) -> None:
+        """Counts the prefetched blocks of a prompt as used: they go to another engine."""
+        self._prefetches.used(sequence, self._cache.match(sequence).num_tokens)
+
     def forget_session(self, sequence: Sequence) -> None:
         """Forgets the session that a sequence continues: it does not return."""
         self._sessions.forget(sequence)
 
-    def _begin(self, sequence: Sequence, until_s: float) -> None:
-        self._prefetches.begin(sequence, until_s, num_headroom_pages=self._num_running)
+    def _begin(self, sequence: Sequence, until_s: float) -> bool:
+        return self._prefetches.begin(sequence, until_s, num_headroom_pages=self._num_running)
 
     # Calls of the engine, once a step.
 
@@ -309,6 +324,19 @@ class NoTiers:
 
     def prefetch(self, request_ids: Items[str], ttl_s: float) -> None:
         """Does nothing: there is nothing to load."""
+
+    def bring(self, sequence: Sequence, keep_s: float) -> bool:
+        """Returns False: there is nothing to load."""
+        del sequence, keep_s
+        return False
+
+    def is_bringing(self, sequence: Sequence) -> bool:
+        """Returns False: nothing is loaded."""
+        del sequence
+        return False
+
+    def used_by_peer(self, sequence: Sequence) -> None:
+        """Does nothing: nothing was loaded."""
 
     def forget_session(self, sequence: Sequence) -> None:
         """Does nothing: no session is remembered."""
