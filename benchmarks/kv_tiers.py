@@ -9,6 +9,7 @@
 - copies: bytes per second of whole pages between the device and main memory, digests included.
 - unshared: tokens per second of prompts that hit nothing, with a tier that copies behind and without, in turns, on one
   engine whose cache is so small that every prompt evicts others.
+- index: microseconds of the engine's thread for the record of a pool's pages, its own and one that two engines share.
 
 With `--host-path` main memory is a pool that engines share. `kv_tier_traces.py` replays recorded loads.
 """
@@ -18,6 +19,7 @@ import random
 import tempfile
 import time
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,12 +27,20 @@ from typing import Any
 from common.models import CONFIGS, model_folder, vocabulary
 from common.report import integers, log_line, make_parser, print_table, save, words
 
+from mini_infer_contract.blocks import KEY_BYTES
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
+from mini_infer_engine.core.kv_tiers.host_blocks import HostBlocks
+from mini_infer_engine.core.kv_tiers.page_record import PageRecord
+from mini_infer_engine.core.kv_tiers.tier_index import HostIndex
 from mini_infer_engine.core.kv_tiers.tier_memory import PageMove
 from mini_infer_engine.core.kv_tiers.tiers import NO_TIERS
+from mini_infer_engine.core.prefix_cache import Block
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core_process.build import BuiltEngine, build_engine
+from mini_infer_engine.kv_host.open_pool import open_pool, record_bytes
+from mini_infer_engine.kv_host.pool_file import PoolLayout
+from mini_infer_engine.kv_host.shared_index import SharedHostIndex
 
 _COMPUTED = 16
 """Tokens of a prompt behind those that hit: a page has a multiple of them."""
@@ -62,6 +72,12 @@ def main() -> None:
     if args.smoke:
         vars(args).update(_SMOKE)
     result: dict[str, Any] = {"model": args.model}
+    if "index" in args.part:
+        result["index"] = index_times()
+        args.part.remove("index")
+        save(args.out, result)
+    if not args.part:
+        return
     with tempfile.TemporaryDirectory() as folder:
         sizes = {"kv_host_memory": args.host_bytes, "kv_cache_memory": args.cache_bytes, "max_num_seqs": 64}
         disk = {"kv_disk_path": args.disk_path or f"{folder}/kv", "kv_disk_size": args.host_bytes}
@@ -109,6 +125,45 @@ def write_behind(engine: Engine) -> None:
     """Copies to lower tiers all that is to be copied."""
     while engine.write_behind():
         engine._tiers.wait(1.0)
+
+
+def index_times(num_pages: int = 10_000, at_once: int = 8, prefix: int = 32) -> dict[str, dict[str, float]]:
+    """Times what a step, a batch that is written behind, and a hit cost beside the copies. Pages are of one block."""
+
+    def record(number: int) -> PageRecord:
+        block = Block(0, number.to_bytes(KEY_BYTES, "big"), None, bytes(64), "", [])
+        return PageRecord((block,), number)
+
+    def store(index: HostBlocks, first: int) -> None:
+        pages = index.allocate(at_once)
+        index.add_all([(page, record(first + place)) for place, page in enumerate(pages)])
+        index.release_all(pages)
+
+    found: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        layout = PoolLayout(num_pages, record_bytes(16), 4096, "0" * 64)
+        files = [open_pool(folder, layout.file_bytes, 4096, 16, "0" * 64) for _ in range(2)]
+        shared, other = (SharedHostIndex(file, record_events=True) for file in files)
+        own = HostIndex(num_pages, 16, record_events=True)
+        for name, index, writer in (("own", own, own), ("shared", shared, other)):
+            times: dict[str, list[float]] = defaultdict(list)
+            for number in range(0, 2 * num_pages, at_once):
+                for what, call in (
+                    ("a step in which nothing changed", index.sync),
+                    (f"{at_once} pages stored", partial(store, writer, number)),
+                    ("a step after they were stored by another engine", index.sync),
+                ):
+                    began = time.perf_counter()
+                    call()
+                    times[what].append(time.perf_counter() - began)
+                keys = [record(max(0, number - place)).key for place in range(prefix)]
+                began = time.perf_counter()
+                index.release_all([page for page in index.acquire(keys) if page is not None])
+                times[f"a hit of {prefix} pages"].append(time.perf_counter() - began)
+                index.events.take(), writer.events.take()
+            found[name] = {what: 1e6 * median(values) for what, values in times.items()}
+    print_table(("median us", *found), [(what, *(one[what] for one in found.values())) for what in found["own"]])
+    return found
 
 
 def hits(args: argparse.Namespace, engine: Engine, largest: int) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from mini_infer_engine.kv_host.pool_file import MOST_ROWS, REGION_SLOTS, PoolFil
 FREE, FILLING, VALID = 0, 1, 2
 """The status of a slot: the lowest bits of its state."""
 _STATUS, _GENERATION = 3, 4
+_NO_USERS = bytes(2 * MOST_ROWS)
 _UNKNOWN = 2**64 - 1
 """A state that no slot has."""
 _MOST_IN_ORDER = 1024
@@ -46,6 +47,11 @@ class SharedHostIndex:
         self._pages: dict[bytes, int] = {}
         self._records: list[PageRecord | None] = [None] * self.num_pages
         self._states = np.zeros(self.num_pages, np.uint64)
+        # Single items are read and written through views, which are faster than arrays there.
+        self._state, self._known_state = memoryview(file.states), memoryview(self._states)
+        self._used_at, self._owner = memoryview(file.used_at), memoryview(file.owners)
+        self._users_here = memoryview(file.users[:, file.row])
+        self._users = memoryview(file.users).cast("B")
         self._region_changes = np.zeros_like(file.region_changes)
         self._changes = -1
         self.num_blank = self.num_pages
@@ -125,15 +131,15 @@ class SharedHostIndex:
     def _read(self, slot: int, state: int) -> None:
         """Takes in the contents of a slot that has this state."""
         record = decode_header(bytes(self._file.record(slot)))
-        if int(self._file.states[slot]) != state:
+        if self._state[slot] != state:
             self._set_state(slot, _UNKNOWN)  # it was evicted meanwhile, which is counted, too
         elif record is not None:
             self._know(slot, record)
 
     def _set_state(self, slot: int, state: int) -> None:
-        was, is_ = int(self._states[slot]) & _STATUS, state & _STATUS
+        was, is_ = self._known_state[slot] & _STATUS, state & _STATUS
         self.num_blank += (is_ == FREE) - (was == FREE)
-        self._states[slot] = state
+        self._known_state[slot] = state
 
     def _know(self, slot: int, record: PageRecord) -> None:
         if record.key not in self._pages:
@@ -152,15 +158,17 @@ class SharedHostIndex:
 
     # What it changes there.
 
-    def _change(self, slot: int, status: int, *, is_new: bool = False) -> None:
-        """Sets a slot's status, which is counted last. The guard must be held."""
-        state = (int(self._file.states[slot]) & ~_STATUS) + status + _GENERATION * is_new
-        if status != VALID:
-            self._forget_record(slot)
-        self._file.states[slot] = state
-        self._file.region_changes[slot // REGION_SLOTS] += np.uint64(1)
+    def _change(self, slots: Sequence[int], status: int, *, is_new: bool = False) -> None:
+        """Sets the status of slots, and counts that last. The guard must be held."""
+        for slot in slots:
+            state = (self._state[slot] & ~_STATUS) + status + _GENERATION * is_new
+            if status != VALID:
+                self._forget_record(slot)
+            self._state[slot] = state
+            self._set_state(slot, state)
+        for region in {slot // REGION_SLOTS for slot in slots}:
+            self._file.region_changes[region] += np.uint64(1)
         self._file.changes[0] += np.uint64(1)
-        self._set_state(slot, state)
 
     def acquire(self, keys: Sequence[bytes]) -> list[int | None]:
         """Adds a user to the pages with these keys, and returns them; None for those that are not here any more."""
@@ -168,19 +176,19 @@ class SharedHostIndex:
         found: list[int | None] = [None] * len(keys)
         with self._file.guarded() as is_guarded:
             for place, slot in enumerate(slots):
-                if slot is not None and is_guarded and self._file.states[slot] == self._states[slot]:
+                if slot is not None and is_guarded and self._state[slot] == self._known_state[slot]:
                     self._add_user(slot)
                     found[place] = slot
         return found
 
     def _add_user(self, slot: int) -> None:
-        self._file.users[slot, self._row] += np.uint16(1)
+        self._users_here[slot] += 1
         self._num_users += 1
 
     def _remove_user(self, slot: int) -> int:
         """Returns how many users this engine is still."""
-        left = int(self._file.users[slot, self._row]) - 1
-        self._file.users[slot, self._row] = left
+        left = self._users_here[slot] - 1
+        self._users_here[slot] = left
         self._num_users -= 1
         return left
 
@@ -196,15 +204,17 @@ class SharedHostIndex:
             self._update()
             candidates = chain(self._blank(count), self._evictable())
             while len(taken) < count and (slot := next(candidates, None)) is not None:
-                if not self._file.users[slot].any():
-                    self._file.owners[slot] = self._row
-                    self._file.users[slot, self._row] = 1
-                    self._change(slot, FILLING, is_new=True)
+                if not self._is_used(slot):
+                    self._owner[slot], self._users_here[slot] = self._row, 1
                     taken.append(slot)
+            self._change(taken, FILLING, is_new=True)
         self._num_users += len(taken)
         if len(taken) < count:
             self._reap_at_s = 0.0
         return taken
+
+    def _is_used(self, slot: int) -> bool:
+        return self._users[slot * 2 * MOST_ROWS : (slot + 1) * 2 * MOST_ROWS] != _NO_USERS
 
     def _blank(self, count: int) -> list[int]:
         if self.num_blank <= 0:
@@ -217,7 +227,7 @@ class SharedHostIndex:
         for _ in range(2):
             while self._order:
                 slot, used_at = self._order.popleft()
-                if int(self._file.used_at[slot]) == used_at and int(self._states[slot]) & _STATUS == VALID:
+                if self._used_at[slot] == used_at and self._known_state[slot] & _STATUS == VALID:
                     yield slot
             self._order.extend(self._in_order(_MOST_IN_ORDER))
 
@@ -237,22 +247,25 @@ class SharedHostIndex:
             if not is_guarded or self._is_detached:
                 return
             self._update()
+            new: dict[bytes, tuple[int, PageRecord]] = {}
             for slot, record in contents:
                 header = encode_header(record)
                 if len(header) > self._file.layout.record_bytes:
                     self._too_long.add(record.key)
-                if record.key in self:
+                if record.key in self or record.key in new:
                     continue
                 self._file.record(slot)[: len(header)] = header
-                self._file.used_at[slot] = _now_us()
-                self._change(slot, VALID)
+                self._used_at[slot] = _now_us()
+                new[record.key] = slot, record
+            self._change([slot for slot, _ in new.values()], VALID)
+            for slot, record in new.values():
                 self._know(slot, record)
 
     def evict(self, page: int) -> None:
         """Forgets a page that cannot be relied on, for all engines."""
         with self._file.guarded() as is_guarded:
-            if is_guarded and self._file.states[page] == self._states[page]:
-                self._change(page, FREE, is_new=True)
+            if is_guarded and self._state[page] == self._known_state[page]:
+                self._change([page], FREE, is_new=True)
         self._forget_record(page)
 
     def clear(self) -> None:
@@ -260,8 +273,8 @@ class SharedHostIndex:
         with self._file.guarded() as is_guarded:
             if is_guarded and not self._is_detached:
                 self._update()
-                for slot in np.flatnonzero(self._states & np.uint64(_STATUS) == VALID).tolist():
-                    self._change(slot, FREE, is_new=True)
+                valid = np.flatnonzero(self._states & np.uint64(_STATUS) == VALID)
+                self._change(valid.tolist(), FREE, is_new=True)
         for slot in list(self._pages.values()):
             self._forget_record(slot)
 
@@ -277,9 +290,9 @@ class SharedHostIndex:
         """Removes a user from each page, in this order: the first is reused first."""
         now_us = _now_us()
         for number, slot in enumerate(pages):
-            self._file.used_at[slot] = now_us + number
+            self._used_at[slot] = now_us + number
             left = self._remove_user(slot)
-            if not left and int(self._file.states[slot]) & _STATUS == FILLING and self._file.owners[slot] == self._row:
+            if not left and self._state[slot] & _STATUS == FILLING and self._owner[slot] == self._row:
                 self._to_free.append(slot)
         if self._to_free:
             with self._file.guarded() as is_guarded:
@@ -288,9 +301,9 @@ class SharedHostIndex:
 
     def _free_all(self) -> None:
         """Frees slots that were allocated and got no contents. The guard must be held."""
-        for slot in self._to_free:
-            self._change(slot, FREE)
-        self._to_free = []
+        if self._to_free:
+            self._change(self._to_free, FREE)
+            self._to_free = []
 
     def begin_eviction(self, count: int, is_wanted: Callable[[int], bool]) -> list[int]:
         """Returns those of the next `count` pages to be evicted that this engine has filled and wants, with a user."""
@@ -301,7 +314,7 @@ class SharedHostIndex:
                 if len(self._order) < min(count, len(self._pages)):
                     self._order = deque(self._in_order(max(count, _MOST_IN_ORDER)))
                 for slot, _ in islice(self._order, count):
-                    if self._records[slot] is not None and self._file.owners[slot] == self._row and is_wanted(slot):
+                    if self._records[slot] is not None and self._owner[slot] == self._row and is_wanted(slot):
                         self._add_user(slot)
                         pages.append(slot)
         return pages
@@ -328,8 +341,8 @@ class SharedHostIndex:
                 return
             file = self._file
             file.users[:, row] = 0
-            for slot in np.flatnonzero((file.states & np.uint64(_STATUS) == FILLING) & (file.owners == row)).tolist():
-                self._change(slot, FREE, is_new=True)
+            filling = np.flatnonzero((file.states & np.uint64(_STATUS) == FILLING) & (file.owners == row))
+            self._change(filling.tolist(), FREE, is_new=True)
             file.owners[file.owners == row] = self._row
             file.region_changes[:] += np.uint64(1)  # for changes that the process did not come to count
             file.changes[0] += np.uint64(1)
