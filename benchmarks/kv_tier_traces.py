@@ -34,9 +34,6 @@ from typing import Any
 from common import engines
 from common.models import kv_bytes_per_token, model_folder
 from common.report import integers, log_line, make_parser, percentile, print_table, save
-from kv_tiers import add, open_engine
-
-from mini_infer_engine.core.engine import Engine
 
 FOLDER = Path(__file__).parents[2] / "shared" / "data"
 TRACES = {"mooncake": "mooncake_conversation_trace.jsonl.xz", "agents": "agent_sessions.jsonl.xz"}
@@ -123,6 +120,8 @@ def prompt_of(turn: Turn, per_block: int) -> list[int]:
 
 def replay_all(args: argparse.Namespace, conversations: Sequence[Sequence[Turn]]) -> dict[str, dict[str, float]]:
     """Replays the load with each cache."""
+    from kv_tiers import open_engine  # a peer's process does not see our packages
+
     distinct = (
         len({block for turns in conversations for turn in turns for block in turn.blocks}) * args.tokens_per_block
     )
@@ -165,8 +164,10 @@ def replay_all(args: argparse.Namespace, conversations: Sequence[Sequence[Turn]]
     return found
 
 
-def replay(args: argparse.Namespace, engine: Engine, conversations: Sequence[Sequence[Turn]]) -> dict[str, float]:
+def replay(args: argparse.Namespace, engine: Any, conversations: Sequence[Sequence[Turn]]) -> dict[str, float]:
     """Replays conversations in a closed loop on an engine. Returns its figures."""
+    from kv_tiers import add
+
     waiting = [list(reversed(turns)) for turns in conversations]
     began_at: dict[str, float] = {}
     firsts, lengths = list[float](), dict[str, int]()
@@ -226,8 +227,8 @@ def beside_vllm(args: argparse.Namespace, conversations: Sequence[Sequence[Turn]
     with tempfile.TemporaryDirectory() as folder:
         per_token = kv_bytes_per_token(str(model_folder(args.model, Path(folder))))
     for times in args.over_commit:
-        for name, gib in (("GPU", 0.0), ("+ host", 1.3 * distinct * per_token / (1 << 30))):
-            environment = os.environ | {"KV_TIER_GPU_BYTES": str(distinct * per_token // times)}
+        for name, gib in (("+ host", 1.3 * distinct * per_token / (1 << 30)), ("GPU", 0.0)):
+            environment = engines.peer_environment() | {"KV_TIER_GPU_BYTES": str(distinct * per_token // times)}
             command = [sys.executable, __file__, *sys.argv[1:], f"--vllm-gib={gib}"]
             ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
             if ended.returncode:
@@ -241,7 +242,6 @@ def beside_vllm(args: argparse.Namespace, conversations: Sequence[Sequence[Turn]
 
 def on_vllm(args: argparse.Namespace, conversations: Sequence[Sequence[Turn]]) -> dict[str, float]:
     """Serves the load in this process by vLLM's engine, step by step, as `replay` does."""
-    engines._leave_our_packages()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import EngineArgs, LLMEngine, SamplingParams
 
@@ -252,7 +252,7 @@ def on_vllm(args: argparse.Namespace, conversations: Sequence[Sequence[Turn]]) -
         engine = LLMEngine.from_engine_args(
             EngineArgs(model=str(model_folder(args.model, Path(folder))), **settings, **offloading)
         )
-        waiting = [list(reversed(turns)) for turns in conversations]
+        waiting = [list(reversed(turns)) for turns in conversations[:3]]
         num_turns = num_prompt = num_cached = 0
 
         def send(number: int) -> None:
@@ -279,14 +279,13 @@ def on_vllm(args: argparse.Namespace, conversations: Sequence[Sequence[Turn]]) -
                     if idle:
                         send(idle.pop(0))
 
-        all_turns, waiting = waiting, waiting[:3]
         run()
         engine.reset_prefix_cache()
-        waiting, num_turns, num_prompt, num_cached = [list(reversed(turns)) for turns in conversations], 0, 0, 0
+        waiting = [list(reversed(turns)) for turns in conversations]
+        num_turns = num_prompt = num_cached = 0
         began = time.perf_counter()
         run()
         seconds = time.perf_counter() - began
-        del all_turns
     return {"requests/s": num_turns / seconds, "seconds": seconds, "hit rate": num_cached / num_prompt}
 
 
