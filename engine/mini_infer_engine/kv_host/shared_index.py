@@ -48,10 +48,9 @@ class SharedHostIndex:
         self._records: list[PageRecord | None] = [None] * self.num_pages
         self._states = np.zeros(self.num_pages, np.uint64)
         # Single items are read and written through views, which are faster than arrays there.
-        self._state, self._known_state = memoryview(file.states), memoryview(self._states)
-        self._used_at, self._owner = memoryview(file.used_at), memoryview(file.owners)
-        self._users_here = memoryview(file.users[:, file.row])
-        self._users = memoryview(file.users).cast("B")
+        self._state, self._known_state = file.states.data, self._states.data
+        self._used_at, self._owner = file.used_at.data, file.owners.data
+        self._users_here, self._users = file.users[:, file.row].data, file.users.data.cast("B")
         self._region_changes = np.zeros_like(file.region_changes)
         self._changes = -1
         self.num_blank = self.num_pages
