@@ -10,6 +10,7 @@ from mini_infer_engine.kv_host.pool_file import PoolFile, PoolLayout
 _RECORD_BYTES, _RECORD_BYTES_PER_TOKEN, _RECORD_ALIGNMENT = 1536, 6, 64
 _SUFFIX = ".pool"
 _PROCESS_FILES = "/proc/"
+_IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
 
 
 def anonymous_pool() -> tuple[int, str]:
@@ -56,3 +57,13 @@ def open_pool(
             with suppress(OSError):
                 file.unlink()
     return PoolFile(folder / name, layout, reserves=True, available_bytes=available_bytes)
+
+
+def is_in_memory(path: Path, mounts: str) -> bool:
+    """Returns True if a path is on a file system in memory, by the contents of /proc/mounts, or if that is unknown."""
+    found, kind = "", ""
+    for line in mounts.splitlines():
+        _, folder, file_system, *_ = line.split(" ")
+        if len(folder) >= len(found) and path.is_relative_to(folder):  # the last of several hides the others
+            found, kind = folder, file_system
+    return not kind or kind in _IN_MEMORY

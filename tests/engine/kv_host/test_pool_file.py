@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mini_infer_engine.kv_host import pool_file
-from mini_infer_engine.kv_host.open_pool import anonymous_pool, open_pool
+from mini_infer_engine.kv_host.open_pool import anonymous_pool, is_in_memory, open_pool
 from mini_infer_engine.kv_host.pool_file import PoolLayout
 from tests.engine.kv_host.pools import IDENTITY, PAGE_BYTES, open_index, open_test_pool, store
 
@@ -72,6 +72,18 @@ def test_engine_is_refused_when_all_rows_are_taken(tmp_path: Path, monkeypatch: 
     assert [files[0].is_alive(row) for row in range(2)] == [False, True]  # its own lock is not another's
     with pytest.raises(OSError, match="2 engines"):
         open_test_pool(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "is_memory"),
+    [("/dev/shm/kv", True), ("/dev/other", False), ("/mnt/kv", True), ("/mnt/kv/a", True), ("/home/kv", False)],
+)
+def test_file_system_of_a_path_is_found_among_mounts(path: str, is_memory: bool) -> None:
+    mounts = (
+        "/dev/vda / ext4 rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\n/dev/vdb /mnt ext4 rw 0 0\ntmpfs /mnt/kv tmpfs rw 0 0\n"
+    )
+    assert is_in_memory(Path(path), mounts) == is_memory
+    assert is_in_memory(Path(path), "")
 
 
 def test_anonymous_pool_is_opened_by_its_path() -> None:

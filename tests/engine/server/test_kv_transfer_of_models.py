@@ -3,6 +3,7 @@
 A file of its own, so that no pretended engine waits beside these: one with a transfer port takes 3 % of a core.
 """
 
+import time
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mini_infer_contract.launch import PREFILL_FROM_HEADER
+from mini_infer_contract.launch import FETCH_FROM_HEADER, PREFILL_FROM_HEADER
 from tests.engine.server.dry_server import EngineServer, free_port, wait_until
 from tests.support.tiny_models import DEEPSEEK, save_tiny_model_with_text
 from tests.support.transfer_sides import RECEIVED, Counted, new_prompt, proxied, send_request, text_of
@@ -84,6 +85,38 @@ def test_kv_is_transferred_when_engines_have_two_dtypes() -> None:
             # What bfloat16 loses, and no more.
             assert reported["token_logprobs"][:alike] == pytest.approx(expected["token_logprobs"][:alike], abs=0.3)
             wait_until(here.is_at_rest)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_prefix_is_fetched_when_the_peer_has_it_in_main_memory_alone() -> None:
+    ports = [free_port(), free_port()]
+    flags = ("demo", "--device", "cpu", "--dtype", "float32", "--max-model-len", "1024", *TRUSTING)
+    small = ("--kv-cache-memory", "30MB", "--kv-host-memory", "60MB")
+    with (
+        Counted(*flags, *small, "--transfer-port", str(ports[0]), limit_s=120) as peer,
+        Counted(*flags, "--kv-cache-memory", "60MB", "--transfer-port", str(ports[1]), limit_s=120) as here,
+    ):
+        prompt = new_prompt(150)
+        send_request(peer, prompt, max_tokens=1)
+        for _ in range(4):  # evict it from the peer's device
+            send_request(peer, new_prompt(250), max_tokens=1)
+            wait_until(partial(has_copied_all, peer))
+        longer = prompt + " and a question about it"
+        own = send_request(here, longer, cache_salt="own")
+        answer = send_request(here, longer, {FETCH_FROM_HEADER: f"tcp://127.0.0.1:{ports[0]}"})
+        assert text_of(answer) == text_of(own)
+        wait_until(lambda: here.arrived + here.fallbacks("computing_is_cheaper") >= 1)
+        assert peer.labelled('mini_infer_engine_kv_tier_prefetched_tokens_total{tier="host"}') > 100
+        for side in (peer, here):
+            wait_until(side.is_at_rest)
+
+
+def has_copied_all(side: Counted) -> bool:
+    """An idle engine copies whole pages to main memory until nothing is left."""
+    before = side.labelled('mini_infer_engine_kv_tier_blocks{tier="host"}')
+    time.sleep(0.2)
+    return before == side.labelled('mini_infer_engine_kv_tier_blocks{tier="host"}') > 0
 
 
 def has_arrived(side: Counted, count: int) -> bool:
