@@ -53,7 +53,7 @@ def open_pool(
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     name = f"{identity[:32]}{_SUFFIX}"
     for file in folder.glob(f"*{_SUFFIX}"):
-        if file.name != name and not PoolFile.is_used(file):
+        if file.name != name and PoolFile.is_left(file):
             with suppress(OSError):
                 file.unlink()
     return PoolFile(folder / name, layout, reserves=True, available_bytes=available_bytes)

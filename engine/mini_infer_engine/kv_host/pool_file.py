@@ -125,14 +125,17 @@ class PoolFile:
             raise
 
     @staticmethod
-    def is_used(path: Path) -> bool:
-        """Returns True if a process uses a file, or if that cannot be known."""
+    def is_left(path: Path) -> bool:
+        """Returns True if a file is a pool that no process uses."""
         try:
-            file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
-            return True
+            return False
         try:
-            return _is_locked(file, 0, _FIRST_ROW + MOST_ROWS)
+            is_pool = os.pread(file, len(_MAGIC), 0) == _MAGIC
+            return is_pool and not _is_locked(file, 0, _FIRST_ROW + MOST_ROWS)
+        except OSError:
+            return False
         finally:
             os.close(file)
 

@@ -51,8 +51,9 @@ def test_pool_of_another_size_is_shared_while_it_is_used_and_replaced_afterwards
 def test_pools_of_other_models_are_removed_when_nobody_uses_them(tmp_path: Path) -> None:
     ended, used = open_test_pool(tmp_path, identity="b" * 64), open_test_pool(tmp_path, identity="c" * 64)
     ended.close()
+    (tmp_path / "somebody's.pool").write_text("this is no pool of ours")
     mine = open_test_pool(tmp_path)
-    assert {file.name for file in tmp_path.iterdir()} == {used.path.name, mine.path.name}
+    assert {file.name for file in tmp_path.iterdir()} == {used.path.name, mine.path.name, "somebody's.pool"}
 
 
 def test_file_is_empty_again_when_there_is_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
