@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks.routing import grid
 from benchmarks.routing.agents import agents
 from benchmarks.routing.our_gateway import Keys
+from benchmarks.routing.recorded_agents import recorded_agents
 from benchmarks.routing.workload import (
     TRACE_FILE,
     TRACE_VARIABLE,
@@ -43,9 +44,13 @@ examples:
   python -m benchmarks.routing --engines 8 --loads 1.0,1.3 --workloads sessions --policies mini-infer,llm-d"""
 
 REQUESTS_PER_ENGINE, MOST_REQUESTS = 200, 12_031
+RECORDED_COPIES = 1
+"""Of all recorded sessions, for each engine."""
 AGENT_REQUESTS_PER_ENGINE = 1500
 """So many that most jobs begin and end in the middle of the run."""
 WORKLOADS = ("mooncake", "sessions", "agents", "zero reuse")
+MORE_WORKLOADS = (grid.RECORDED,)
+"""Only where --workloads names them."""
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -59,10 +64,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", metavar="FILE", help="write every result there, after each situation")
     parser.add_argument("--full", action="store_true", help="every size, cache and load instead of the reduced grid")
     parser.add_argument("--trace", metavar="FILE", help="the recorded trace (.jsonl or .jsonl.xz)")
-    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="of: %(default)s")
+    parser.add_argument("--workloads", default=",".join(WORKLOADS), help=f"of: %(default)s, {grid.RECORDED}")
     parser.add_argument("--engines", help="only situations with so many engines, such as 8,16")
     parser.add_argument("--loads", help="these loads instead of the grid's, such as 0.9,1.3")
     parser.add_argument("--cache-tokens", help="only situations with these caches, such as 500000")
+    parser.add_argument("--host-times", type=float, help="main memory of engines, over their caches: 4")
     parser.add_argument("--index", choices=("exact", "approximate"), help="only situations with this index")
     parser.add_argument("--gateways", type=int, help="only situations with so many gateways")
     parser.add_argument("--fleet", choices=grid.FLEETS, help="this fleet instead of the grid's")
@@ -76,6 +82,8 @@ def make_workload(name: str, engines: int, trace: Path | None) -> Workload | Non
     count = min(MOST_REQUESTS, 1000 + REQUESTS_PER_ENGINE * engines)
     if name == "mooncake":
         return mooncake(trace, count) if trace else None
+    if name == grid.RECORDED:
+        return recorded_agents(RECORDED_COPIES * engines)
     if name == "agents":
         return agents(AGENT_REQUESTS_PER_ENGINE * engines)
     return zero_reuse(count) if name == "zero reuse" else sessions(count)
@@ -84,8 +92,9 @@ def make_workload(name: str, engines: int, trace: Path | None) -> Workload | Non
 def chosen_cells(options: argparse.Namespace) -> list[grid.Cell]:
     """The grid, narrowed by flags."""
     names = options.workloads.split(",")
-    if unknown := set(names) - set(WORKLOADS):
-        raise SystemExit(f"--workloads: {sorted(unknown)} are not known; choose of {', '.join(WORKLOADS)}")
+    if unknown := set(names) - {*WORKLOADS, *MORE_WORKLOADS}:
+        known = ", ".join((*WORKLOADS, *MORE_WORKLOADS))
+        raise SystemExit(f"--workloads: {sorted(unknown)} are not known; choose of {known}")
     cells = grid.full_grid(names) if options.full or options.engines else grid.reduced_grid(names)
     if options.engines:
         selected = {int(value) for value in options.engines.split(",")}
@@ -97,6 +106,8 @@ def chosen_cells(options: argparse.Namespace) -> list[grid.Cell]:
         cells = [cell for cell in cells if cell.index == options.index]
     if options.gateways:
         cells = [cell for cell in cells if cell.gateways == options.gateways]
+    if options.host_times is not None:
+        cells = list(dict.fromkeys(replace(cell, host_times=options.host_times) for cell in cells))
     if options.fleet:
         cells = list(dict.fromkeys(replace(cell, fleet=options.fleet) for cell in cells))
     if options.loads:
@@ -116,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown := set(policies) - {grid.OURS, *grid.REFERENCES}:
         names = ", ".join((grid.OURS, *grid.REFERENCES))
         raise SystemExit(f"--policies: {sorted(unknown)} are not known; choose of {names}")
-    keys = {name: Keys() for name in WORKLOADS}
+    keys = {name: Keys() for name in (*WORKLOADS, *MORE_WORKLOADS)}
     workloads: dict[tuple[str, int], Workload | None] = {}
     results: list[grid.Result] = []
     for cell in chosen_cells(options):
@@ -147,8 +158,8 @@ def line(result: grid.Result) -> str:
     of = result.figures
     return (
         f"  {result.policy:18} TTFT mean {of.ttft_mean_s:8.3f}  p50 {of.ttft_p50_s:8.3f}  p90 {of.ttft_p90_s:8.3f} s"
-        f"  output {of.output_tokens_s:8.0f} tok/s  reuse {of.reuse:.3f}  imbalance {of.imbalance:.2f}"
-        f"  jobs p50 {of.job_p50_s:.0f} p90 {of.job_p90_s:.0f} s"
+        f"  output {of.output_tokens_s:8.0f} tok/s  reuse {of.reuse:.3f}  from host {of.host_share:.3f}"
+        f"  imbalance {of.imbalance:.2f}  jobs p50 {of.job_p50_s:.0f} p90 {of.job_p90_s:.0f} s"
     )
 
 

@@ -3,6 +3,8 @@
 It follows `Scheduler` and `PrefixCache` of the engine (decodes first, then running prefills, then admissions in order,
 under one token budget; preemption of the last; the end of a prefix is evicted first), but counts blocks instead of
 tokens and takes all passes of decode rows alone in one jump. tests/benchmarks/routing compares it with the real ones.
+Below its cache it may have main memory: a request whose prefix goes on there gets its pages, and no rows until the
+blocks have been loaded.
 """
 
 from bisect import insort
@@ -10,10 +12,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, NamedTuple
 
+from benchmarks.routing.host_tier import NO_HOST, HostShape, HostTier
 from benchmarks.routing.rates import PassRates
 from benchmarks.routing.workload import SimulatedRequest
+from mini_infer_contract.events import MEDIUM_GPU, MEDIUM_HOST
 
 SKIPPED_LIMIT = 8
 HEADROOM_TOKENS = 16
@@ -29,6 +33,16 @@ class EngineShape:
     rates: PassRates
     max_num_seqs: int = 256
     token_budget: int = 8192
+    host: HostShape = NO_HOST
+
+
+class Change(NamedTuple):
+    """A change of the cache, or of main memory."""
+
+    is_stored: bool
+    what: Any
+    """Stored: the parent (-1: none) and a chain of blocks; else the blocks that are gone."""
+    medium: str = MEDIUM_GPU
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +71,10 @@ class Running:
     cached_tokens: int | None = None
     elsewhere: bool = False
     """Another engine has computed its prompt: it needs pages, and decodes at once."""
+    loading: int = 0
+    """Blocks of its prompt that are being loaded from main memory."""
+    loaded_s: float = 0.0
+    """When they are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +109,8 @@ class EngineModel:
         """Sum of the decode rows' contexts."""
         self.decode_rows = 0
         self.computed_tokens = self.preemptions = 0
+        self.host_tokens = 0
+        """Prompt tokens that came from main memory at first admissions."""
         self.gaps: list[tuple[float, int]] = []
         """(seconds, tokens) of passes: between two tokens of a request that decodes there."""
         self.next_s: float | None = None
@@ -110,7 +130,10 @@ class EngineModel:
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._private = 0
         self._accepted: list[int] = []
-        self._changes: list[tuple[bool, Any]] = []
+        self._changes: list[Change] = []
+        self._host = HostTier(shape.host, shape.block_tokens, shape.rates.token_ms / 1000)
+        self._parents: dict[int, int] = {}
+        """Of blocks on the device, where there is main memory."""
         self._refused: tuple[Running, int, int] | None = None
 
     # What a router may ask.
@@ -134,7 +157,9 @@ class EngineModel:
     def queued_tokens(self) -> int:
         """Prompt tokens that are neither cached nor computed."""
         waiting = sum(item.known_tokens - item.expected_cached for item in self.waiting)
-        return waiting + sum(item.prefill_end - item.computed for item in self.running if not item.decoding)
+        loading = sum(item.loading for item in self.running) * self.shape.block_tokens
+        prefills = sum(item.prefill_end - item.computed for item in self.running if not item.decoding)
+        return waiting + prefills - loading
 
     def report(self, now_s: float) -> Report:
         """The load report of this moment."""
@@ -142,8 +167,13 @@ class EngineModel:
         usage = 1 - self.free_pages / self.shape.kv_blocks
         return Report(len(self.running), len(self.waiting), self.queued_tokens(), usage, accepted, now_s)
 
-    def take_events(self) -> list[tuple[bool, Any]]:
-        """(stored, blocks): chains stored, each with its parent first (-1: none), and blocks removed."""
+    def match_host(self, request: SimulatedRequest, hit: int, known_tokens: int | None = None) -> int:
+        """Blocks after those that are cached that would be loaded from main memory."""
+        limit = ((known_tokens or request.prompt_tokens) - 1) // self.shape.block_tokens
+        return self._host.match(request.blocks[hit:limit]) if self.shape.host.blocks else 0
+
+    def take_events(self) -> list[Change]:
+        """The changes since the last call, in order."""
         changes, self._changes = self._changes, []
         return changes
 
@@ -155,12 +185,13 @@ class EngineModel:
         `elsewhere`: its prompt is computed, and its keys and values are there as soon as it has pages.
         """
         entry = Running(request, (priority, self._arrivals), request.prompt_tokens, elsewhere=elsewhere)
-        hit_tokens = self.match_blocks(request) * self.shape.block_tokens
+        hit = self.match_blocks(request)
+        hit_tokens = (hit + self.match_host(request, hit)) * self.shape.block_tokens
         entry.expected_cached = entry.known_tokens if elsewhere else hit_tokens
         self._arrivals += 1
         insort(self.waiting, entry, key=lambda item: item.rank)
         self._accepted.append(request.number)
-        if self.next_s is None:
+        if self.next_s is None or not (self._chunks or self.decode_rows):
             self._plan(now_s)
         elif self._jump_steps > 1 and (self._refused is None or self.waiting[0] is not self._refused[0]):
             self._cut_jump(now_s)
@@ -179,22 +210,27 @@ class EngineModel:
 
     def _cut_jump(self, now_s: float) -> None:
         """Lets a run of decode passes end with the pass that is under way now."""
-        low, high = 1, self._jump_steps
-        elapsed_s = now_s - self._started_s
-        while low < high:
-            middle = (low + high) // 2
-            if self.shape.rates.decodes_s(self.decode_rows, self.kv_tokens, middle) >= elapsed_s:
-                high = middle
-            else:
-                low = middle + 1
+        low = self._steps_until(now_s, self._jump_steps)
         if low < self._jump_steps:
             self._jump_steps = low
             self.next_s = self._started_s + self.shape.rates.decodes_s(self.decode_rows, self.kv_tokens, low)
+
+    def _steps_until(self, now_s: float, most: int) -> int:
+        """Decode passes from the start of this run until one ends at this time or later, at most so many."""
+        low, high = 1, most
+        while low < high:
+            middle = (low + high) // 2
+            if self.shape.rates.decodes_s(self.decode_rows, self.kv_tokens, middle) >= now_s - self._started_s:
+                high = middle
+            else:
+                low = middle + 1
+        return low
 
     # Planning.
 
     def _plan(self, now_s: float) -> None:
         shape = self.shape
+        self._take_loaded(now_s)
         self._grow_all()
         self._admit_computed(now_s)
         budget = shape.token_budget - self.decode_rows
@@ -205,7 +241,7 @@ class EngineModel:
         for entry in self.running:
             if budget <= 0:
                 break
-            if not entry.decoding:
+            if not entry.decoding and not entry.loading:
                 count, cost = self._chunk(entry, budget, computing)
                 budget, tokens, pairs = budget - count, tokens + count, pairs + cost
         index = 0
@@ -216,10 +252,16 @@ class EngineModel:
             if self._was_refused(entry):
                 break
             hit = self.match_blocks(entry.request, entry.known_tokens)
+            num_host = self.match_host(entry.request, hit, entry.known_tokens)
             if self._is_being_computed(entry, hit, computing):
                 index += 1
             elif self._admit(entry, hit):
                 del self.waiting[index]
+                if num_host:  # what it has been given pages for may have pushed some of them out
+                    num_host = self.match_host(entry.request, hit, entry.known_tokens)
+                if num_host:
+                    self._load(entry, hit, num_host, now_s)
+                    continue
                 count, cost = self._chunk(entry, budget, computing)
                 budget, tokens, pairs = budget - count, tokens + count, pairs + cost
             else:
@@ -228,15 +270,35 @@ class EngineModel:
         for entry in self._chunks:
             self._publish(entry)
         self._started_s = now_s
+        loads = [entry.loaded_s for entry in self.running if entry.loading]
         if self._chunks:
             self._jump_steps = 0
             self.computed_tokens += tokens
             self.next_s = now_s + shape.rates.pass_s(rows, kv_tokens, tokens, pairs)
         elif self.decode_rows:
             self._jump_steps = self._steps_without_change()
+            if loads:
+                self._jump_steps = self._steps_until(min(loads), self._jump_steps)
             self.next_s = now_s + shape.rates.decodes_s(rows, kv_tokens, self._jump_steps)
         else:
-            self.next_s = None
+            self._jump_steps = 0
+            self.next_s = min(loads, default=None)
+
+    def _load(self, entry: Running, hit: int, count: int, now_s: float) -> None:
+        """Has an admitted request wait for blocks of main memory."""
+        entry.loaded_s = self._host.load(entry.request.blocks[hit : hit + count], now_s)
+        entry.loading = count
+        if entry.generated == 0 and entry.cached_tokens == hit * self.shape.block_tokens:
+            self.host_tokens += count * self.shape.block_tokens
+            entry.cached_tokens += count * self.shape.block_tokens
+
+    def _take_loaded(self, now_s: float) -> None:
+        """Those whose blocks have come compute the rest of their prompts from now on."""
+        for entry in self.running:
+            if entry.loading and entry.loaded_s <= now_s:
+                entry.computed += entry.loading * self.shape.block_tokens
+                entry.loading = 0
+                self._publish(entry)
 
     def _admit_computed(self, now_s: float) -> None:
         """Those whose prompts came from another engine join the batch before anything else."""
@@ -319,6 +381,7 @@ class EngineModel:
             self._stop_decoding(entry)
         self.running.remove(entry)
         self._release(entry)
+        entry.loading = 0
         entry.expected_cached = entry.computed
         insort(self.waiting, entry, key=lambda item: item.rank)
 
@@ -398,8 +461,16 @@ class EngineModel:
         most = self.shape.kv_blocks - len(self._refs) - self._private
         while len(self._cached) > most:
             evicted.append(self._cached.popitem(last=False)[0])
-        if evicted and self._record:
-            self._changes.append((False, evicted))
+        stored, gone = self._host.evicted(evicted)
+        parents = [(self._parents.pop(block, -1), [block]) for block in evicted] if self.shape.host.blocks else []
+        if not self._record:
+            return
+        is_new = set(stored)
+        self._changes += [Change(True, what, MEDIUM_HOST) for what in parents if what[1][0] in is_new]
+        if gone:
+            self._changes.append(Change(False, gone, MEDIUM_HOST))
+        if evicted:
+            self._changes.append(Change(False, evicted))
 
     def _publish(self, entry: Running) -> None:
         """Makes the blocks known that launched passes fill."""
@@ -429,9 +500,12 @@ class EngineModel:
         entry.published = max(entry.published, end)
 
     def _store(self, new: list[int], blocks: tuple[int, ...], end: int) -> None:
+        start = end - len(new)
+        if new and self.shape.host.blocks:
+            parents = (blocks[start - 1] if start else -1, *new)
+            self._parents.update(zip(new, parents, strict=False))
         if new and self._record:
-            start = end - len(new)
-            self._changes.append((True, (blocks[start - 1] if start else -1, list(new))))
+            self._changes.append(Change(True, (blocks[start - 1] if start else -1, list(new))))
         new.clear()
 
     def _release(self, entry: Running) -> None:

@@ -32,6 +32,8 @@ class Figures:
     job_p50_s: float = 0.0
     job_p90_s: float = 0.0
     """From a session's first arrival to its last end; 0: sessions are not known."""
+    host_share: float = 0.0
+    """Of all prompt tokens, those that came from main memory."""
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -39,8 +41,8 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def figures(answers: Sequence[Answer], attainable_tokens: int, engine_count: int) -> Figures:
-    """Over all answers that were not refused."""
+def figures(answers: Sequence[Answer], attainable_tokens: int, engine_count: int, host_tokens: int = 0) -> Figures:
+    """Over all answers that were not refused; `host_tokens` of their prompts came from main memory."""
     served = [answer for answer in answers if not answer.refused]
     waits = sorted(answer.first_token_s - answer.request.arrival_s for answer in served)
     hit = sum(answer.cached_tokens for answer in served)
@@ -62,6 +64,7 @@ def figures(answers: Sequence[Answer], attainable_tokens: int, engine_count: int
         imbalance=max(computed) * engine_count / max(1, sum(computed)),
         job_p50_s=quantile(jobs, 0.5),
         job_p90_s=quantile(jobs, 0.9),
+        host_share=host_tokens / prompt,
     )
 
 

@@ -1,11 +1,12 @@
 """Which runs belong to a campaign, and what must hold in each: the list of loads and the bars."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from benchmarks.routing.engine_model import EngineShape
 from benchmarks.routing.figures import Figures, capacity_s, figures
+from benchmarks.routing.host_tier import HostShape
 from benchmarks.routing.our_gateway import Keys, OurGateway
 from benchmarks.routing.rates import QWEN_7B_H200
 from benchmarks.routing.references.base import Policy, ReferenceGateway
@@ -32,6 +33,10 @@ ENGINES = (4, 8, 16, 32)
 CACHE_TOKENS = (250_000, 500_000, 1_000_000)
 """Of one engine: 14, 28 and 57 GB of a 7B model's KV cache."""
 AGENTS_CACHE_TOKENS = 300_000
+RECORDED_CACHE_TOKENS = 48_000
+"""Of one of four engines; the sessions that are alive at a load of 0.7 have twice as many (`recorded agents`)."""
+
+RECORDED = "recorded agents"
 
 Fleet = Literal["equal", "two speeds", "one joins", "one dies", "two speeds, one joins, one dies"]
 FLEETS: tuple[Fleet, ...] = get_args(Fleet)
@@ -57,6 +62,8 @@ class Cell:
     index: Literal["exact", "approximate"] = "exact"
     gateways: int = 1
     fleet: Fleet = "equal"
+    host_times: float = 0.0
+    """Blocks of each engine's main memory, over those of its device."""
 
     @property
     def speeds(self) -> tuple[float, ...]:
@@ -69,6 +76,7 @@ class Cell:
         extra = "" if self.index == "exact" else ", approximate index"
         extra += "" if self.gateways == 1 else f", {self.gateways} gateways"
         extra += "" if self.fleet == "equal" else f", {self.fleet}"
+        extra += f", {self.host_times:g} times as much main memory" if self.host_times else ""
         return f"{self.workload}, {self.engines} engines of {self.cache_tokens // 1000}k, load {self.load:g}{extra}"
 
 
@@ -88,7 +96,9 @@ class Result:
 
 def run_cell(cell: Cell, workload: Workload, policies: Sequence[str], keys: Keys) -> Iterator[Result]:
     """All these policies in one situation; `workload` at any speed, it is brought to the cell's load."""
-    shape = EngineShape(cell.cache_tokens // workload.block_tokens, workload.block_tokens, QWEN_7B_H200)
+    kv_blocks = cell.cache_tokens // workload.block_tokens
+    host = HostShape(int(cell.host_times * kv_blocks))
+    shape = EngineShape(kv_blocks, workload.block_tokens, QWEN_7B_H200, host=host)
     attainable = sum(attainable_hits(workload, shape.kv_blocks * cell.engines))
     whole_s = capacity_s(workload, shape.rates, sum(cell.speeds), shape.kv_blocks, shape.max_num_seqs)
     arriving = workload.at(whole_s / cell.load)
@@ -104,7 +114,9 @@ def run_cell(cell: Cell, workload: Workload, policies: Sequence[str], keys: Keys
             joins={cell.engines - 1: JOINS_AT * arriving.duration_s} if "joins" in cell.fleet else {},
             deaths={0: DIES_AT * arriving.duration_s} if "dies" in cell.fleet else {},
         )
-        yield Result(cell, policy, figures(world.run(arriving), attainable, cell.engines))
+        answers = world.run(arriving)
+        host_tokens = sum(engine.host_tokens for engine in world.engines)
+        yield Result(cell, policy, figures(answers, attainable, cell.engines, host_tokens))
 
 
 def _gateways(policy: str, keys: Keys, exact: bool) -> Callable[[World], SimulatedGateway]:
@@ -125,7 +137,7 @@ def missed_bars(
     for result in results:
         by_cell.setdefault(result.cell, {})[result.policy] = result.figures
     missed = []
-    best_before: dict[tuple[object, ...], float] = {}
+    best_before: dict[Cell, float] = {}
     for cell in sorted(by_cell, key=lambda cell: cell.load):
         found = dict(by_cell[cell])
         ours = found.pop(OURS)
@@ -137,7 +149,7 @@ def missed_bars(
             missed.append(f"{cell.label}: output {ours.output_tokens_s:.0f} tokens/s, {name} {output:.0f}")
         if cell.load <= REUSE_LOAD and ours.reuse < reuse_bar:
             missed.append(f"{cell.label}: reuse {ours.reuse:.3f} of what is attainable")
-        series = (cell.workload, cell.engines, cell.cache_tokens, cell.index, cell.gateways, cell.fleet)
+        series = replace(cell, load=0.0)
         before = best_before.get(series, 0.0)
         if ours.output_tokens_s < fall_margin * before:
             missed.append(f"{cell.label}: output falls from {before:.0f} to {ours.output_tokens_s:.0f} tokens/s")
@@ -153,26 +165,36 @@ def full_grid(workloads: Sequence[str]) -> list[Cell]:
     cells = [
         Cell(name, engines, cache, load)
         for name in workloads
-        if name not in ("zero reuse", "agents")
+        if name not in ("zero reuse", "agents", RECORDED)
         for engines in ENGINES
         for cache in CACHE_TOKENS
         for load in LOADS
     ]
     cells += [Cell("zero reuse", 8, CACHE_TOKENS[1], load) for load in LOADS if "zero reuse" in workloads]
     for name in workloads:
-        if name not in ("zero reuse", "agents"):
+        if name not in ("zero reuse", "agents", RECORDED):
             cells += [Cell(name, 8, CACHE_TOKENS[1], load, "approximate") for load in LOADS]
             cells += [Cell(name, 8, CACHE_TOKENS[1], load, gateways=2) for load in LOADS]
     cells += _agents_grid(FLEETS, (0.7, 1.0, 1.3)) if "agents" in workloads else []
+    cells += _recorded_grid() if RECORDED in workloads else []
     return sorted(cells, key=lambda cell: cell.engines)
 
 
 def reduced_grid(workloads: Sequence[str]) -> list[Cell]:
     """A few loads at four engines: what every change of the gateway is held to."""
     cells = [
-        Cell(name, 4, CACHE_TOKENS[1], load) for name in workloads if name != "agents" for load in (0.7, 0.9, 1.3, 2.0)
+        Cell(name, 4, CACHE_TOKENS[1], load)
+        for name in workloads
+        if name not in ("agents", RECORDED)
+        for load in (0.7, 0.9, 1.3, 2.0)
     ]
+    cells += _recorded_grid() if RECORDED in workloads else []
     return cells + (_agents_grid(("equal", "two speeds"), (0.7, 1.0)) if "agents" in workloads else [])
+
+
+def _recorded_grid() -> list[Cell]:
+    """Half of what live sessions have fits on the devices: without main memory, and with."""
+    return [Cell(RECORDED, 4, RECORDED_CACHE_TOKENS, 0.7, host_times=times) for times in (0.0, 4.0)]
 
 
 def _agents_grid(fleets: Sequence[Fleet], loads: Sequence[float]) -> list[Cell]:

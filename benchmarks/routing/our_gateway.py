@@ -5,17 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from random import Random
-from typing import Any
 
-from benchmarks.routing.engine_model import Report
+from benchmarks.routing.engine_model import Change, Report
 from benchmarks.routing.workload import SimulatedRequest
 from benchmarks.routing.world import World
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys
-from mini_infer_contract.events import MEDIUM_GPU, BlockRemoved, BlockStored, KVEvent, LoadReport
+from mini_infer_contract.events import BlockRemoved, BlockStored, KVEvent, LoadReport
 from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.fleet.backlog import Backlog
 from mini_infer_gateway.fleet.load import InFlight, Load, LoadLedger
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
+from mini_infer_gateway.fleet.tier_rates import TierRates
 from mini_infer_gateway.fleet.transfer_rates import KV_BYTES_PER_TOKEN, TransferRates
 from mini_infer_gateway.flow_control.controller import LOOK_EVERY_S, LOOKED_AT
 from mini_infer_gateway.flow_control.flow_queue import FlowQueue, QueuedRequest, QueueFullError
@@ -51,17 +51,17 @@ class Keys:
         return keys
 
 
-def event(stored: bool, what: Any) -> KVEvent:
+def event(change: Change) -> KVEvent:
     """A change of a simulated cache as an engine would tell it."""
-    if not stored:
-        return BlockRemoved(block_hashes=what, medium=MEDIUM_GPU)
-    parent, blocks = what
+    if not change.is_stored:
+        return BlockRemoved(block_hashes=change.what, medium=change.medium)
+    parent, blocks = change.what
     return BlockStored(
         block_hashes=blocks,
         parent_block_hash=None if parent < 0 else parent,
         token_ids=[block for block in blocks for _ in range(BLOCK_SIZE_TOKENS)],
         block_size=BLOCK_SIZE_TOKENS,
-        medium=MEDIUM_GPU,
+        medium=change.medium,
     )
 
 
@@ -96,6 +96,7 @@ class OurGateway:
         self._world, self._keys, self._exact = world, keys, exact
         self.index, self.ledger = PrefixIndex(4_000_000), LoadLedger()
         self.rates, self.transfers, self.backlog = PrefillRates(), TransferRates(), Backlog()
+        self.tier_rates = TierRates()
         self.queue = FlowQueue(self, self.backlog, self.rates, max_queue)
         self.router = build_router(
             policy,
@@ -103,6 +104,7 @@ class OurGateway:
             self.ledger,
             Random(seed),
             rates=self.rates,
+            tier_rates=self.tier_rates,
             backlog=self.backlog,
             pairing=Pairing(self.transfers, max_local_prefill_tokens) if world.prefill_count else None,
             block_size_tokens=world.shape.block_tokens,
@@ -199,14 +201,15 @@ class OurGateway:
         """An engine tells of tokens in the middle of its own work."""
         self._world.call_at(self._world.now_s, lambda now_s: self.queue.pump(endpoint, now_s))
 
-    def news(self, engine: int, events: Sequence[tuple[bool, Any]], report: Report, now_s: float) -> None:
+    def news(self, engine: int, events: Sequence[Change], report: Report, now_s: float) -> None:
         """See SimulatedGateway; a gateway whose event sockets are dead hears nothing."""
         if not self._exact or not self._world.serving[engine]:
             return
         name = self._world.engines[engine].name
         if events:
-            self.index.apply(name, [event(stored, what) for stored, what in events])
+            self.index.apply(name, [event(change) for change in events])
         accepted = [str(number) for number in report.accepted]
+        host = self._world.shape.host
         load = LoadReport(
             report.measured_s,
             report.running,
@@ -215,11 +218,13 @@ class OurGateway:
             report.kv_usage,
             accepted,
             # Measured anew all the time: a rate that stays as it is would be forgotten.
+            host_tokens_per_s=host.tokens_per_s + 1e-3 * report.measured_s if host.blocks else 0.0,
             transfer_bytes_per_s=self._world.transfer_tokens_per_s * KV_BYTES_PER_TOKEN + 1e-3 * report.measured_s,
         )
         self.ledger.report(name, load)
         self.rates.report(name, load)
         self.transfers.report(name, load)
+        self.tier_rates.report(name, load)
         self.queue.report(name, report.queued_tokens, now_s)
 
     # What the queue asks of its outlet.

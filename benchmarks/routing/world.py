@@ -9,7 +9,7 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
-from benchmarks.routing.engine_model import EngineModel, EngineShape, Report
+from benchmarks.routing.engine_model import Change, EngineModel, EngineShape, Report
 from benchmarks.routing.workload import Follow, SimulatedRequest, Workload
 
 TRANSFER_FIXED_S = 0.002
@@ -54,7 +54,7 @@ class SimulatedGateway(Protocol):
     def died(self, engine: int, lost: Sequence[SimulatedRequest], now_s: float) -> None:
         """An engine is gone, and with it the answers to these requests of this gateway, which are to be sent anew."""
 
-    def news(self, engine: int, events: Sequence[tuple[bool, Any]], report: Report, now_s: float) -> None:
+    def news(self, engine: int, events: Sequence[Change], report: Report, now_s: float) -> None:
         """What an engine published at the end of a pass."""
 
 

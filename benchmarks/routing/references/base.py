@@ -2,9 +2,9 @@
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from benchmarks.routing.engine_model import EngineModel, Report
+from benchmarks.routing.engine_model import Change, EngineModel, Report
 from benchmarks.routing.mirror import MirroredEngine, MirroredFleet
 from benchmarks.routing.workload import SimulatedRequest
 from benchmarks.routing.world import World
@@ -164,5 +164,5 @@ class ReferenceGateway:
         self._view.ended(request, engine)
         self._send()
 
-    def news(self, engine: int, events: Sequence[tuple[bool, Any]], report: Report, now_s: float) -> None:
+    def news(self, engine: int, events: Sequence[Change], report: Report, now_s: float) -> None:
         """See SimulatedGateway; it looks at the engines instead."""
