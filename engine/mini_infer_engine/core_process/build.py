@@ -25,7 +25,7 @@ from mini_infer_engine.core_process.disk_tier import open_disk
 from mini_infer_engine.core_process.messages import ModelInfo
 from mini_infer_engine.core_process.shared_tier import open_shared_tier
 from mini_infer_engine.dry import vocabulary as dry_model
-from mini_infer_engine.dry.dry_run import DryRun
+from mini_infer_engine.dry.dry_run import DRY_MODEL, DryRun
 from mini_infer_engine.dry.scripted_runner import (
     EMBEDDING_SIZE,
     PAGE_SIZE_TOKENS,
@@ -114,16 +114,16 @@ def _build_dry(settings: EngineSettings, dry_run: DryRun, record_events: bool) -
         runner,
         dry_model.EOS_TOKEN_IDS,
         max_model_len,
-        dry_model.DRY_MODEL,
+        DRY_MODEL,
         record_events=record_events,
         grammars=grammars,
     )
     info = _model_info(runner, max_model_len, dry_model.VOCAB_SIZE)
-    info = msgspec.structs.replace(info, hidden_size=EMBEDDING_SIZE, revision=dry_model.DRY_MODEL)
+    info = msgspec.structs.replace(info, hidden_size=EMBEDDING_SIZE, revision=DRY_MODEL)
     info = msgspec.structs.replace(info, pooler=PoolerConfig(size=EMBEDDING_SIZE))
     memory = runner.kv_memory()
     opens = partial(open_transport, memory=memory)
-    return BuiltEngine(engine, info, dry_model.DRY_MODEL, memory, opens)
+    return BuiltEngine(engine, info, DRY_MODEL, memory, opens)
 
 
 def _build_real(

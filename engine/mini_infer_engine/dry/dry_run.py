@@ -4,6 +4,9 @@ import msgspec
 
 from mini_infer_engine.dry.script import Script
 
+DRY_MODEL = "dry"
+"""The name of the pretended model."""
+
 
 class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     """A pretended model instead of a real one."""

@@ -6,7 +6,6 @@ import json
 
 from mini_infer_prompts.prompt import PromptAssets
 
-DRY_MODEL = "dry"
 TURN_START_ID, TURN_END_ID, END_ID = 256, 257, 258
 EOS_TOKEN_IDS = (TURN_END_ID, END_ID)
 VOCAB_SIZE = 259

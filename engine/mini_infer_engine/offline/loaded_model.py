@@ -13,8 +13,7 @@ from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core_process.build import build_engine
 from mini_infer_engine.core_process.messages import ModelInfo
 from mini_infer_engine.data_parallel.offline import OfflineEngines
-from mini_infer_engine.dry.dry_run import DryRun
-from mini_infer_engine.dry.vocabulary import DRY_MODEL
+from mini_infer_engine.dry.dry_run import DRY_MODEL, DryRun
 from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.offline.metrics import Counter, Gauge, metrics_of
 from mini_infer_engine.pooling.engine import PoolingEngine

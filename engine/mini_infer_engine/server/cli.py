@@ -32,9 +32,8 @@ from mini_infer_engine.config.options.speculation import options_of_config
 from mini_infer_engine.config.peer_ports import PeerPorts, peer_ports
 from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.data_parallel.processes import core_processes
-from mini_infer_engine.dry.dry_run import DryRun
+from mini_infer_engine.dry.dry_run import DRY_MODEL, DryRun
 from mini_infer_engine.dry.script import read_script
-from mini_infer_engine.dry.vocabulary import DRY_MODEL
 from mini_infer_engine.kv_transfer.transfer_port import TransferPort
 from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.server.admin_socket import admin_socket

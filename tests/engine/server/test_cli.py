@@ -143,3 +143,10 @@ def test_the_http_process_imports_neither_numpy_nor_torch() -> None:
     code = f"{imports}; print(*{{'numpy', 'torch'}} & {{*sys.modules}})"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == ""
+
+
+def test_templates_and_tokenizers_are_imported_after_the_core_process_began() -> None:
+    """What is imported before delays the core process, whose start takes longest."""
+    code = "import sys, mini_infer_engine.server.cli; print(*{'jinja2', 'tokenizers'} & {*sys.modules})"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == ""
