@@ -69,6 +69,10 @@ def test_an_inference_scaler_sets_the_replicas_of_its_role(cluster: Cluster) -> 
         return dict(json.loads(read.stdout))
 
     wait(lambda: scale()["spec"].get("replicas") == 2)  # the role's own number, written once
+    (written,) = cluster.get("infscaler")
+    managed = written["metadata"]["managedFields"]
+    writers = {m["manager"] for m in managed if "f:replicas" in m["fieldsV1"].get("f:spec", {})}
+    assert writers == {"mini-infer-operator"}
     wait(lambda: scale()["status"].get("replicas") == 2)
     assert cluster.plane.kubectl("scale", "infscaler/byrole-unified", "--replicas=3").returncode == 0
     wait(lambda: ready_engines(cluster, "byrole") == 3)

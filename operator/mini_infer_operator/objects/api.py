@@ -58,7 +58,7 @@ class KubernetesApi:
     async def merge(self, kind: str, namespace: str, name: str, change: Object) -> Object | None:
         """Merges `change` over the object (RFC 7396). Returns None if the object does not exist."""
         resource, options = resource_of(kind), {"name": name, "namespace": namespace, **call_options()}
-        options |= {"body": change, "content_type": "application/merge-patch+json"}
+        options |= {"body": change, "content_type": "application/merge-patch+json", "field_manager": FIELD_MANAGER}
         return await self._read_existing(
             f"PATCH {path_of(kind, namespace, name)}", lambda client: client.patch(resource, **options)
         )
