@@ -86,6 +86,16 @@ def test_no_limit_is_broken_when_the_old_revision_fares_no_better(stable: Revisi
     assert breach_of(QUICK, ObservedCanary(only, stable), engines()) is reason
 
 
+@pytest.mark.parametrize(("more_s", "reason"), [(0.0, None), (0.004, None), (0.06, "SlowTokens")])
+def test_medians_are_compared_when_a_busy_machine_gives_both_revisions_a_long_tail(
+    more_s: float, reason: str | None
+) -> None:
+    times_s = [0.012] * 180 + [0.08] * 90 + [0.25] * 30
+    stable, new = (RevisionWindow(itl=latencies(*[s + more for s in times_s])) for more in (0.0, more_s))
+    breach = breach_of(QUICK, ObservedCanary(new, stable), engines())
+    assert (breach.reason if breach else None) == reason
+
+
 def test_no_answers_are_compared_when_samples_is_zero() -> None:
     new = RevisionWindow(replays=50, divergence_sum=500.0, unscored=100)
     assert breach_of(Analysis(samples=0), ObservedCanary(new, GOOD), engines()) is None
