@@ -52,7 +52,8 @@ def canaries(cluster: Cluster, url: str, options: argparse.Namespace) -> tuple[d
     document = service(PLACE, Edit(BASE, True), options.pause_s, options.least)
     cluster.apply(yaml.safe_dump(document))
     target = ClusterTarget(cluster, NAMESPACE, document["metadata"]["name"])
-    found = asyncio.run(run(target, url, PLACE, options))
+    apart = argparse.Namespace(**{**vars(options), "out": None})  # the file has all parts, and is written by the caller
+    found = asyncio.run(run(target, url, PLACE, apart))
     cluster.kubectl("delete", "infsvc", document["metadata"]["name"], "-n", NAMESPACE)
     return found, verdict(found)
 
