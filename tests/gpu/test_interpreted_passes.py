@@ -894,3 +894,35 @@ def test_forked_beams_named_tokens_and_embeddings_are_those_of_torch(
         for row, embedding in ours.embeddings.items():
             found, expected = (np.frombuffer(one, np.float32) for one in (embedding, theirs.embeddings[row]))
             assert found / np.linalg.norm(found) == pytest.approx(expected / np.linalg.norm(expected), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("policy", "length", "settings"),
+    [
+        ({"kv_policy": "snapkv", "kv_budget": 66}, 70, {"decodes_beside": 4}),
+        ({"kv_policy": "streaming-llm", "kv_budget": 5}, 20, {}),
+        ({"kv_policy": "h2o", "kv_budget": 5}, 20, {"kv_policy": "h2o", "kv_budget": 9}),
+    ],
+)
+def test_text_is_that_of_torch_when_sequences_lose_cached_tokens(
+    tmp_path: Path,
+    interpreted: Callable[..., ModelRunner],
+    policy: dict[str, Any],
+    length: int,
+    settings: dict[str, Any],
+) -> None:
+    """They decode beside a sequence with a full cache, and lose tokens at the end of their prompt and later."""
+    save_tiny_model(tmp_path, "qwen3", num_hidden_layers=2)
+    tokens = [(index * 37 + index**2 * 11) % 190 + 5 for index in range(length)]
+    outputs = {"snapkv": 4}.get(policy["kv_policy"], 19)
+    params = {"temperature": 0.0, "max_tokens": outputs, "ignore_eos": True}
+    requests = [
+        Request(request_id="a", prompt_token_ids=tokens, sampling=SamplingParams(**params, **policy)),
+        Request(request_id="b", prompt_token_ids=tokens[3:9], sampling=SamplingParams(**params, kv_policy="full")),
+    ]
+    limits = {"max_num_batched_tokens": 88}
+    chosen = {name: value for name, value in settings.items() if name.startswith("kv_")}
+    expected = _generated(interpreted(attention_backend="torch", **limits, **chosen), requests, **limits, **chosen)
+    runner = interpreted(**settings, **limits)
+    assert isinstance(runner.executor, CudaExecutor)
+    assert _generated(runner, requests, **limits, **chosen) == expected

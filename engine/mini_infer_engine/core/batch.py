@@ -108,6 +108,8 @@ class Row(msgspec.Struct, gc=False):
     cache indexes. So a sliding window counts cached tokens: it equals one of positions as long as all tokens within it
     are cached. In a row with `images` it is that of a token after the new ones.
     """
+    counts_attention: bool = False
+    """True if the attention of the new tokens is added to the sums of the tokens to which they attend (H2O)."""
     compaction: Compaction | None = None
     """What becomes of the cached tokens once the pass has been computed; None if all stay where they are."""
 

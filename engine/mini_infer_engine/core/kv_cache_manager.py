@@ -338,6 +338,8 @@ class KVCacheManager:
         """Has the next pass copy a sequence's pages to main memory, if there is room and recomputing them would cost
         more. Returns False if it does not.
         """
+        if sequence.kv_policy is not None and sequence.kv_policy.counts_attention:
+            return False  # the sums are on the device alone
         tokens, space = sequence.num_in_cache, self._swap_space
         num_pages = self.pool.pages_for(tokens)
         swap_s = tokens * space.swap_s_per_token + space.swap_s_per_state

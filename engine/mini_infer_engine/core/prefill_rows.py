@@ -21,7 +21,9 @@ def chunk_row(sequence: Sequence, count: int) -> Row:
         request.noise_seed,
         output_index,
     )
-    row.position_offset = sequence.num_evicted
+    if sequence.kv_policy is not None:
+        row.position_offset = sequence.num_evicted
+        row.counts_attention = sequence.kv_policy.counts_attention
     if sequence.excludes_tokens:
         row.suppressed_token_ids = sequence.suppressed_at(output_index)
     if is_last:

@@ -84,6 +84,8 @@ class Scheduler:
         self._chunk_limit = max(chunk_limit, chunk_alignment)
         self._chunk_alignment = chunk_alignment
         self._refused: tuple[Sequence, int, int] | None = None
+        self._compacting: list[Step] = []
+        """Launched passes after whose commit pages of compacted sequences are free."""
         self._pipeline = PipelineSchedule(num_stages) if num_stages > 1 else NoPipelineTurns()
 
     @property
@@ -262,8 +264,10 @@ class Scheduler:
         for sequence in step.sequences[step.batch.num_decodes :]:
             if sequence.num_computed >= sequence.next_block_end:
                 self.kv_cache.cache_blocks(sequence)
-        for sequence in step.compacting:
-            self.kv_cache.end_compaction(step, sequence)
+        if step.compacting:
+            self._compacting.append(step)
+            for sequence in step.compacting:
+                self.kv_cache.end_compaction(step, sequence)
 
     def append(self, sequence: Sequence, token: int) -> None:
         """Appends a sampled token. A block that it completes can be hit as soon as a launched pass computes it."""
@@ -280,6 +284,8 @@ class Scheduler:
     def ended(self, step: Step) -> None:
         """Records that a launched pass is committed or has failed. Call it before any of its sequences leaves."""
         self.kv_cache.release_sources(step)
+        if step in self._compacting:
+            self._compacting.remove(step)
         self._pipeline.ended(step)
 
     def _plan_decodes(self, plan: PassPlan) -> None:
@@ -307,6 +313,8 @@ class Scheduler:
                 if sequence.excludes_tokens:
                     row.suppressed_token_ids = sequence.suppressed_at(output_index - sequence.num_uncertain)
                     row.banned = sequence.banned(position + 1)
+                if sequence.kv_policy is not None:
+                    row.counts_attention = sequence.kv_policy.counts_attention
                 if position + 1 == sequence.next_compaction:
                     if not self._allocate_to_compact(plan, sequence):
                         continue
@@ -425,7 +433,7 @@ class Scheduler:
 
         The victim is the sequence itself or one after it, so that no decode row planned before is lost.
         """
-        if any(other.is_leaving for other in self.running):
+        if self._compacting or any(other.is_leaving for other in self.running):
             return False  # pages come with the next commit
         candidates = self.running[bisect_left(self.running, sequence.order, key=_order) :]
         self.leave(self.policy.victim(candidates, plan.now_s), State.PREEMPTED)

@@ -270,6 +270,8 @@ class Sequence:
         length, policy = len(self.token_ids), self.kv_policy
         if policy is None:
             return length - 1
+        if policy.counts_attention:
+            return 0
         return max(0, min(length - 1, next_compaction(policy, self.num_prompt, 0, 0) - policy.num_observed))
 
     @property

@@ -18,7 +18,7 @@ class Refusal:
     """Seconds after which the same request could be served in time, if nothing else arrives."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Step:
     """A planned pass, with the data that its commit needs."""
 

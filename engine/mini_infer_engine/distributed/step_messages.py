@@ -183,6 +183,7 @@ def following(last: Row, page_table: Any, more_page_tables: Any) -> Row:
         index,
         more_page_tables=more_page_tables,
         position_offset=last.position_offset,
+        counts_attention=last.counts_attention,
     )
 
 

@@ -15,6 +15,7 @@ from mini_infer_engine.config.model.kv_groups import KVCacheConfig
 from mini_infer_engine.config.options.settings import ResolvedSettings
 from mini_infer_engine.core.batch import Batch, Row, SwapSpace
 from mini_infer_engine.core.request import SamplingParams
+from mini_infer_engine.runtime.eviction.attention_sums import sums_bytes
 from mini_infer_engine.runtime.executor import Executor
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.memory.page_count import CPU_KV_BYTES, available_memory, fit_context, pages_for
@@ -116,7 +117,7 @@ def plan_memory(
     Raises:
         ModelError: the settings do not fit model or machine.
     """
-    page_bytes = worker.page_bytes(page_size, kv_cache)
+    page_bytes = worker.page_bytes(page_size, kv_cache) + sums_bytes(worker.kv_spec(page_size, kv_cache), settings)
     if worker.device.type == "cpu":
         needs = _Needs(0, 0, 0)
         kv_bytes, available = settings.kv_cache_memory or CPU_KV_BYTES, available_memory()

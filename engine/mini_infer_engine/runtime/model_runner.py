@@ -30,6 +30,7 @@ from mini_infer_engine.models.hidden_draft import HiddenDraft
 from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.runtime.attention.selection_limits import check_selection
 from mini_infer_engine.runtime.attention.sparse_limits import check_sparse_attention
+from mini_infer_engine.runtime.eviction.attention_sums import make_attention_sums
 from mini_infer_engine.runtime.eviction.limits import check_eviction, eviction_obstacle
 from mini_infer_engine.runtime.executor import Executor, PassHandle, executor_class
 from mini_infer_engine.runtime.memory.device_memory import DeviceMemory, MemoryTag
@@ -247,10 +248,11 @@ def make_runner(
     host_pages = group.smallest((swap_bytes - host_states * plan.slots.slot_bytes) // swapped_bytes)
     is_shared = settings.kv_transport == "shm"
     pool = make_pool(spec, plan.num_pages, worker.device, host_pages, is_shared=is_shared, kv_cache=kv_cache)
-    obstacle = eviction_obstacle(worker.config, worker.model.attention_layers, pool, plan.max_model_len)
-    check_eviction(settings, obstacle, moves_kv=reports_layers)
+    pool.attention_sums = make_attention_sums(spec, plan.num_pages, settings, worker.device)
     pool.hidden = worker.hidden_pages(page_size, plan.num_pages, host_pages)
     pool.bounds = worker.key_bounds(spec, plan.num_pages, host_pages)
+    obstacle = eviction_obstacle(worker.config, worker.model.attention_layers, pool, plan.max_model_len)
+    check_eviction(settings, obstacle, moves_kv=reports_layers)
     if (state_spec := worker.model.state_spec(worker.dtype)) is not None:
         pool.states = StatePool(state_spec, plan.slots, worker.device, host_states, is_shared=is_shared)
     if worker.device.type == "cuda":
@@ -269,6 +271,7 @@ def make_runner(
     memory = DeviceMemory(worker.device)
     memory.own(MemoryTag.WEIGHTS, worker.weight_tensors())
     beside = [kept.pages for kept in (pool.hidden, pool.bounds) if kept is not None]
+    beside += [] if pool.attention_sums is None else [pool.attention_sums]
     memory.own(MemoryTag.KV_CACHE, [pool.storage, *beside])
     memory.own(MemoryTag.RECURRENT_STATE, [] if pool.states is None else [pool.states.storage])
     with memory.tag(MemoryTag.WORKSPACE):

@@ -34,6 +34,7 @@ def test_a_requests_fields_come_before_the_engines_options(
         ("streaming-llm", 4, "kv_budget"),
         ("full", 300, "kv_budget"),
         (None, 300, "kv_budget"),
+        ("h2o", 300, "kv_policy"),
     ],
 )
 def test_the_field_is_named_when_a_request_is_at_fault(name: KVPolicyName, budget: int | None, param: str) -> None:
@@ -47,6 +48,7 @@ def test_the_field_is_named_when_a_request_is_at_fault(name: KVPolicyName, budge
         ({"kv_policy": "snapkv"}, "kv_budget"),
         ({"kv_policy": "snapkv", "kv_budget": 64}, "kv_budget"),
         ({"kv_policy": "streaming-llm", "kv_budget": 4}, "kv_budget"),
+        ({"kv_policy": "h2o", "kv_budget": 1}, "kv_budget"),
         ({"kv_policy": "snapkv", "kv_budget": 100, "pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
     ],
 )

@@ -16,7 +16,11 @@ from mini_infer_engine.config.errors import ModelError
 from tests.support.tiny_models import DEEPSEEK, save_tiny_model
 
 PROMPTS = [[random.Random(length).randrange(3, 199) for _ in range(length)] for length in (170, 141, 66)]
-POLICIES = ({"kv_policy": "streaming-llm", "kv_budget": 50}, {"kv_policy": "snapkv", "kv_budget": 90})
+POLICIES: tuple[dict[str, Any], ...] = (
+    {"kv_policy": "streaming-llm", "kv_budget": 50},
+    {"kv_policy": "h2o", "kv_budget": 50},
+    {"kv_policy": "snapkv", "kv_budget": 90},
+)
 policies = pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy["kv_policy"])
 Open = Callable[..., LLM]
 
@@ -31,11 +35,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def open_llm(folder: Path) -> Open:
     shared: dict[str, Any] = {"device": "cpu", "skip_tokenizer_init": True, "max_model_len": 384, "max_num_seqs": 4}
-    return lambda **settings: LLM(str(folder), **{**shared, "kv_cache_memory": 16_000_000, **settings})
+    shared |= {"kv_cache_memory": 16_000_000, "kv_policy": "h2o", "kv_budget": 384}  # without it no request has h2o
+    return lambda **settings: LLM(str(folder), **{**shared, **settings})
 
 
 def tokens(llm: LLM, prompts: list[list[int]] = PROMPTS, **sampling: Any) -> list[list[int]]:
-    params = SamplingParams(**{"temperature": 0.0, "max_tokens": 40, "ignore_eos": True, **sampling})
+    defaults: dict[str, Any] = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True}
+    if "kv_budget" not in sampling and "kv_policy" not in sampling:
+        defaults["kv_policy"] = "full"
+    params = SamplingParams(**{**defaults, **sampling})
     outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
     return [list(one.token_ids) for output in outputs for one in output.outputs]
 
@@ -66,7 +74,7 @@ def test_texts_do_not_depend_on_chunks_pages_preemption_or_the_prefix_cache(
         "server's default": policy,
     }
     for name, settings in engines.items():
-        sampling = {} if name == "server's default" else policy
+        sampling = dict.fromkeys(policy) if name == "server's default" else policy
         llm = open_llm(**settings)
         assert tokens(llm, **sampling) == expected, name
         assert tokens(llm, **sampling) == expected, f"{name}, with a cached prefix"
@@ -77,15 +85,15 @@ def test_texts_do_not_depend_on_chunks_pages_preemption_or_the_prefix_cache(
 def test_texts_are_unchanged_when_sequences_with_budgets_are_preempted(
     policy: dict[str, Any], swap_memory: int, open_llm: Open
 ) -> None:
-    prompts = [prompt[start:] for prompt in PROMPTS[:2] for start in range(6)]
+    prompts = [prompt[start:] for prompt in (PROMPTS[0], PROMPTS[2]) for start in range(6)]
     settings: dict[str, Any] = {"max_num_seqs": 12, "max_num_batched_tokens": 96, "enable_prefix_caching": False}
-    sampling: dict[str, Any] = {"max_tokens": 70, **policy, "kv_budget": 110}
+    sampling: dict[str, Any] = {"max_tokens": 90, **policy, "kv_budget": 110}
     expected = tokens(open_llm(**settings), prompts, **sampling)
-    llm = open_llm(**settings, kv_cache_memory=1_500_000, kv_swap_memory=swap_memory)
+    llm = open_llm(**settings, kv_cache_memory=1_000_000, kv_swap_memory=swap_memory)
     assert tokens(llm, prompts, **sampling) == expected
     scheduler = llm._engine.scheduler
     assert scheduler.num_preemptions > 0
-    assert (scheduler.kv_cache.num_swaps > 0) == (swap_memory > 0)
+    assert (scheduler.kv_cache.num_swaps > 0) == (swap_memory > 0 and policy["kv_policy"] != "h2o")
 
 
 @policies
@@ -135,7 +143,7 @@ def test_the_pool_holds_more_sequences_when_prompts_are_compacted(open_llm: Open
 
 
 def test_requests_are_refused_by_name_when_a_policy_cannot_serve_them(open_llm: Open) -> None:
-    llm = open_llm(max_num_batched_tokens=70)
+    llm = open_llm(max_num_batched_tokens=70, kv_policy="full", kv_budget=None)
     for sampling, match in (
         ({"kv_policy": "snapkv", "kv_budget": 90}, "--max-num-batched-tokens"),
         ({"kv_policy": "snapkv"}, "kv_budget"),
@@ -167,6 +175,9 @@ def kept_by(policy: str, budget: int, attentions: torch.Tensor, kv_heads: int) -
     num_keys = attentions.shape[-1]
     if policy == "streaming-llm":
         return torch.tensor([*range(4), *range(num_keys - budget + 4, num_keys)]).expand(kv_heads, -1)
+    if policy == "h2o":
+        means = attentions.sum(1) / torch.arange(num_keys, 0, -1)
+        return means.view(kv_heads, -1, num_keys).mean(1).topk(budget).indices.sort().values
     votes = attentions[:, -64:, :-64].mean(1)
     votes = torch.nn.functional.avg_pool1d(votes, 5, 1, 2).view(kv_heads, -1, num_keys - 64).mean(1)
     chosen = votes.topk(budget - 64).indices.sort().values
@@ -180,8 +191,9 @@ def test_texts_are_those_of_transformers_with_the_same_tokens_in_its_cache(
 ) -> None:
     model = save_tiny_model(tmp_path, architecture)
     model.set_attn_implementation("eager")
-    llm = LLM(str(tmp_path), device="cpu", skip_tokenizer_init=True, kv_cache_memory=4_000_000, max_model_len=300)
-    name, budget, count = policy["kv_policy"], policy["kv_budget"], 15  # before StreamingLLM evicts again
+    settings: dict[str, Any] = {"device": "cpu", "skip_tokenizer_init": True, "kv_cache_memory": 4_000_000}
+    llm = LLM(str(tmp_path), **settings, max_model_len=300, **policy)
+    name, budget, count = policy["kv_policy"], policy["kv_budget"], 15  # before they evict again
     made = tokens(llm, PROMPTS[:2], max_tokens=count, **policy)
     for prompt, its_tokens in zip(PROMPTS[:2], made, strict=True):
         cache = transformers.DynamicCache()

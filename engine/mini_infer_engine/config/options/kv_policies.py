@@ -14,6 +14,7 @@ OBSERVATION_WINDOW = 64
 
 _LEAST_BUDGETS: dict[KVPolicyName, tuple[int, str]] = {
     "streaming-llm": (NUM_SINKS + 1, f"{NUM_SINKS} sinks and a window after them"),
+    "h2o": (2, "the newest tokens in one half, and heavy hitters in the other"),
     "snapkv": (OBSERVATION_WINDOW + 1, f"the {OBSERVATION_WINDOW} tokens of its observation window, and others"),
 }
 """The least budget of each policy, and what it has room for."""
@@ -41,6 +42,11 @@ class KVPolicy:
         """True if the budget holds for prompt and output together, not for the prompt alone."""
         return self.name != "snapkv"
 
+    @property
+    def counts_attention(self) -> bool:
+        """True if the attention of all queries is summed up, so that no token of a prompt may come from a cache."""
+        return self.name == "h2o"
+
 
 def kv_policy(name: KVPolicyName, budget: int | None) -> KVPolicy | None:
     """Returns a policy of eviction; None for "full". Raises ValueError if it has no budget, or one that is too small.
@@ -67,6 +73,10 @@ def policy_of_request(name: KVPolicyName | None, budget: int | None, options: En
     chosen = options.kv_policy if name is None else name
     if chosen == "full" and budget is not None:
         raise ValueError("kv_budget: nothing is evicted with kv_policy 'full': choose a policy, or leave it out")
+    if chosen == "h2o" and options.kv_policy != "h2o":
+        raise ValueError(
+            "kv_policy 'h2o' sums attention up in memory that only an engine with --kv-policy h2o has: choose another"
+        )
     return kv_policy(chosen, options.kv_budget if budget is None else budget)
 
 

@@ -453,8 +453,8 @@ class CudaExecutor:
         """
         num_decodes, num_rows = batch.num_decodes, len(batch.rows)
         decodes, prefills = batch.rows[:num_decodes], batch.rows[num_decodes:]
-        is_eager = any(row.prompt_targets or row.images or needs_queries(row) for row in prefills)
-        is_eager = is_eager or needs_embeddings(prefills)
+        is_eager = any(row.prompt_targets or row.images for row in prefills) or needs_embeddings(prefills)
+        is_eager = is_eager or any(map(needs_queries, batch.rows))
         continued = [index for index, goes in enumerate(goes_on, start=num_decodes) if goes]
         if self.decode_graphs and not is_eager and len(continued) == len(prefills):
             yield range(num_rows), partial(self._decode_graph(num_rows).run, batch.rows, prefills)
@@ -493,7 +493,7 @@ class CudaExecutor:
         if not others:
             return
         decodes = [rows[index] for index in others]
-        if self.decode_graphs:
+        if self.decode_graphs and not any(map(needs_queries, decodes)):
             yield others, partial(self._decode_graph(len(others)).run, decodes, [])
         else:
             yield others, partial(self._run_eagerly, Batch(decodes, len(decodes)), handle)

@@ -16,7 +16,13 @@ from mini_infer_engine.layers.attention import Attention, AttentionBlock
 from mini_infer_engine.layers.norm import rms_norm
 from mini_infer_engine.layers.rotary import Rotary, rotate_
 from mini_infer_engine.ops.base import AttentionPass
-from mini_infer_engine.runtime.eviction.scores import snapkv_kept, snapkv_scores, streaming_llm_kept
+from mini_infer_engine.runtime.eviction.scores import (
+    attention_sums,
+    h2o_kept,
+    snapkv_kept,
+    snapkv_scores,
+    streaming_llm_kept,
+)
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 
 
@@ -28,6 +34,8 @@ class Observation:
     """The row's last tokens in the pass, whose queries are observed."""
     num_keys: int
     pages: Tensor  # [pages] int64, those of the keys
+    counts_attention: bool
+    """True if attention is added to the sums of the pool, and not scored for a compaction."""
     scores: list[Tensor] = field(default_factory=list)  # [kv_heads, keys before those of the queries] of each layer
 
 
@@ -37,7 +45,7 @@ class Compactor:
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
         self._observations: dict[int, Observation] = {}
-        """Those of the pass that is being launched, by slot."""
+        """Observations of the pass that is being launched, by slot."""
 
     def observe(self, rows: Sequence[Row], attention: AttentionPass) -> AttentionPass:
         """Returns the attention of a pass with these rows, which observes what their compactions need."""
@@ -47,8 +55,9 @@ class Compactor:
             if not needs_queries(row):
                 continue
             num_keys = row.start + row.count
+            tokens = slice(begin - (row.count if row.counts_attention else OBSERVATION_WINDOW), begin)
             pages = self._page_ids(row.page_table, num_keys)
-            observation = Observation(slice(begin - OBSERVATION_WINDOW, begin), num_keys, pages)
+            observation = Observation(tokens, num_keys, pages, row.counts_attention)
             self._observations[row.slot] = observation
             observations.append(observation)
         return ObservingAttention(attention, self._pool, observations) if observations else attention
@@ -59,12 +68,14 @@ class Compactor:
             if row.compaction is None:
                 continue
             num_keys, num_kept = row.start + row.count, row.compaction.num_kept
-            if needs_queries(row):
-                scores = torch.stack(self._observations.pop(row.slot).scores)
-                kept = snapkv_kept(scores, num_keys, num_kept)
+            source = self._page_ids(row.page_table, num_keys)
+            if row.counts_attention:
+                sums = self._pool.read_sums(source)[..., :num_keys]
+                kept = h2o_kept(sums, num_kept, is_first=not row.position_offset)
+            elif needs_queries(row):
+                kept = snapkv_kept(torch.stack(self._observations.pop(row.slot).scores), num_keys, num_kept)
             else:
                 kept = streaming_llm_kept(num_keys, num_kept, NUM_SINKS, self._pool.pages.device).view(1, 1, -1)
-            source = self._page_ids(row.page_table, num_keys)
             self._pool.compact(kept, source, self._page_ids(row.compaction.pages, num_kept))
 
     def _page_ids(self, page_table: Sequence[int], num_tokens: int) -> Tensor:
@@ -89,7 +100,11 @@ class ObservingAttention:
         for number, (observation, queries) in enumerate(zip(self._observations, copies, strict=True)):
             q = self._rotated(queries.view(-1, layer.num_heads, layer.head_dim), layer, number)
             keys = self._pool.read_keys(layer.layer, observation.pages)[: observation.num_keys]
-            observation.scores.append(snapkv_scores(q, keys, layer.scale))
+            if observation.counts_attention:
+                sums = attention_sums(q, keys, layer.scale)
+                self._pool.add_sums(layer.layer, observation.pages, sums, observation.num_keys - len(q))
+            else:
+                observation.scores.append(snapkv_scores(q, keys, layer.scale))
         return mixed
 
     def _rotated(self, q: Tensor, layer: Attention, number: int) -> Tensor:
@@ -106,5 +121,5 @@ class ObservingAttention:
 
 
 def needs_queries(row: Row) -> bool:
-    """True if what a row's compaction keeps depends on the row's queries."""
-    return row.compaction is not None and row.compaction.policy == "snapkv"
+    """True if what this or a later compaction of a row's sequence keeps depends on the row's queries."""
+    return row.counts_attention or (row.compaction is not None and row.compaction.policy == "snapkv")

@@ -1,7 +1,8 @@
 """Scores cached tokens of one layer by the attention that they get, and chooses those that a policy keeps.
 
-The scores are those of NVIDIA's kvpress: of its SnapKVPress (Li et al. 2024, arXiv 2404.14469) and its
-StreamingLLMPress (Xiao et al. 2023, arXiv 2309.17453). Pure functions of tensors; nothing here knows pages.
+The scores are those of NVIDIA's kvpress: of its SnapKVPress (Li et al. 2024, arXiv 2404.14469), its StreamingLLMPress
+(Xiao et al. 2023, arXiv 2309.17453), and its ObservedAttentionPress for H2O (Zhang et al. 2023, arXiv 2306.14048). Pure
+functions of tensors; nothing here knows pages.
 """
 
 import torch
@@ -48,6 +49,46 @@ def snapkv_kept(scores: Tensor, num_keys: int, num_kept: int) -> Tensor:
     chosen = scores.topk(num_kept - num_last, dim=-1).indices.sort(dim=-1).values
     last = torch.arange(scores.shape[-1], num_keys, device=scores.device)
     return torch.cat((chosen, last.expand(*chosen.shape[:-1], -1)), dim=-1)
+
+
+def attention_sums(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """Returns the attention that the last tokens pay to each, summed over them: [kv_heads, keys] fp32.
+
+    q [queries, heads, head_dim] are the rotated queries of the last tokens, k [keys, kv_heads, head_dim] the keys of
+    all. The heads of a KV head's group are averaged.
+    """
+    num_queries, num_heads, head_dim = q.shape
+    num_keys, kv_heads, _ = k.shape
+    group = num_heads // kv_heads
+    sums = torch.zeros(kv_heads, num_keys, dtype=torch.float32, device=q.device)
+    keys = k.permute(1, 2, 0)
+    step = max(1, _MOST_SCRATCH_BYTES // (num_heads * num_keys * _BYTES_PER_WEIGHT))
+    places = torch.arange(num_keys, device=q.device)
+    for begin in range(0, num_queries, step):
+        some = q[begin : begin + step]
+        num_seen = num_keys - num_queries + begin + len(some)
+        grouped = some.transpose(0, 1).reshape(kv_heads, -1, head_dim)  # [kv_heads, group * queries, head_dim]
+        logits = torch.bmm(grouped, keys[..., :num_seen]).mul_(scale).view(kv_heads, group, len(some), num_seen)
+        last = places[num_seen - len(some) : num_seen].unsqueeze(1)
+        logits.masked_fill_(places[:num_seen] > last, float("-inf"))
+        sums[:, :num_seen] += logits.softmax(dim=-1, dtype=torch.float32).sum(dim=(1, 2)).div_(group)
+    return sums
+
+
+def h2o_kept(sums: Tensor, num_kept: int, *, is_first: bool) -> Tensor:
+    """Returns the cache indexes that H2O keeps, [..., num_kept] int64, ascending, by sums of attention [..., tokens].
+
+    The first compaction of a sequence takes the highest attention on average over the queries that saw a token, as all
+    queries are known. Later ones keep the newest half, which few queries have seen, and the heavy hitters of the rest.
+    """
+    num_keys = sums.shape[-1]
+    if is_first:
+        num_queries = torch.arange(num_keys, 0, -1, device=sums.device)
+        return (sums / num_queries).topk(num_kept, dim=-1).indices.sort(dim=-1).values
+    num_newest = num_kept // 2
+    heavy = sums[..., : num_keys - num_newest].topk(num_kept - num_newest, dim=-1).indices.sort(dim=-1).values
+    newest = torch.arange(num_keys - num_newest, num_keys, device=sums.device)
+    return torch.cat((heavy, newest.expand(*heavy.shape[:-1], -1)), dim=-1)
 
 
 def streaming_llm_kept(num_keys: int, num_kept: int, num_sinks: int, device: torch.device) -> Tensor:

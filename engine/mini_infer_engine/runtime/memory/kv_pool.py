@@ -49,6 +49,10 @@ class KVPool:
         """The hidden states that a draft reads, under the ids of the pages; None if no draft reads any."""
         self.bounds: KeyBounds | None = None
         """The bounds of each page's keys, under the ids of the pages; None if decodes attend to all pages."""
+        self.attention_sums: Tensor | None = None
+        """Attention that each token has got so far, [pages + 1, layers, 1, kv_heads, page_size] fp32; None if it is not
+        counted.
+        """
         self._is_shared = is_shared
         self._file: int | None = None
         self.num_pages = num_pages
@@ -167,6 +171,23 @@ class KVPool:
         """Returns a layer's keys in pages [pages] int64: [tokens, kv_heads, head_dim] in the model's dtype."""
         return self.pages[:, self.places[layer][1], 0][pages].flatten(0, 1)
 
+    def read_sums(self, pages: Tensor) -> Tensor:
+        """Returns the sums of attention in these pages [pages] int64: [layers, kv_heads, tokens] fp32."""
+        assert self.attention_sums is not None, "attention is not counted"
+        return self.attention_sums[pages].squeeze(2).permute(1, 2, 0, 3).flatten(2)
+
+    def add_sums(self, layer: int, pages: Tensor, sums: Tensor, num_before: int) -> None:
+        """Adds sums [kv_heads, tokens] to those of a layer's tokens in these pages, the first `num_before` of which
+        have some already.
+        """
+        assert self.attention_sums is not None, "attention is not counted"
+        of_layer = self.attention_sums[:, self.places[layer][1], 0]
+        stored = of_layer[pages]  # [pages, kv_heads, page_size]
+        padded = stored.new_zeros((sums.shape[0], stored.shape[0] * stored.shape[2]))
+        padded[:, : sums.shape[1]] = sums
+        padded[:, :num_before] += stored.transpose(0, 1).flatten(1)[:, :num_before]
+        of_layer[pages] = padded.view(sums.shape[0], stored.shape[0], -1).transpose(0, 1)
+
     def compact(self, kept: Tensor, source: Tensor, target: Tensor) -> None:
         """Copies tokens at cache indexes `kept` [layers or 1, kv_heads or 1, tokens] int64 of the pages `source` to the
         first cache indexes of the pages `target`. Some of these may be the same.
@@ -183,7 +204,8 @@ class KVPool:
         places = torch.arange(kept.shape[-1], device=device)
         layer = torch.arange(layers.stop - layers.start, device=device).view(-1, 1, 1)
         head = torch.arange(self.spec.num_kv_heads, device=device).view(-1, 1)
-        for pages, by_head in self._contents():
+        sums = [] if self.attention_sums is None else [(self.attention_sums, True)]
+        for pages, by_head in [*self._contents(), *sums]:
             # [layers, kv_heads, tokens, keys or values, head_dim], or without the last for scales
             some = pages[:, layers]
             read = source[kept // size], layer, slice(None), *_token_of_head(kept % size, head, by_head=by_head)

@@ -27,13 +27,15 @@ def test_each_head_keeps_its_tokens_when_a_cache_is_compacted(
     places = torch.arange(40)
     for rows in pool.token_rows_of(source[places // 16], places % 16):
         pool.write(rows, torch.randn(40, 2, 2, 8))
-    before = tokens_of(pool, source)
+    pool.attention_sums = torch.rand(9, 3, 1, 2, 16)
+    before, sums = tokens_of(pool, source), pool.read_sums(source)
     kept = torch.stack([torch.stack([torch.randperm(40)[:20].sort().values for _ in range(2)]) for _ in range(3)])
     pool.compact(kept, source, torch.tensor(target))
     after = tokens_of(pool, torch.tensor(target))
     for layer in range(3):
         for head in range(2):
             assert torch.equal(after[layer][:, :20, head], before[layer][:, kept[layer, head], head])
+    assert torch.equal(pool.read_sums(torch.tensor(target))[..., :20], sums.gather(2, kept))
     untouched = [page for page in source.tolist() if page not in target]
     assert all(torch.equal(tokens_of(pool, torch.tensor([page]))[0][0], before[0][0][16 * place : 16 * place + 16])
                for place, page in enumerate(source.tolist()) if page in untouched)  # fmt: skip
@@ -53,3 +55,15 @@ def test_keys_are_read_as_attention_reads_them() -> None:
 def tokens_of(pool: kv_pool.KVPool, pages: torch.Tensor) -> list[torch.Tensor]:
     """Returns keys and values of each layer, [2, tokens, kv_heads, head_dim]."""
     return [torch.cat([x.clone() for x in pool.gather(rows, 1)]) for rows in pool.gather_rows(pages)]
+
+
+def test_sums_of_attention_go_on_where_a_token_has_some() -> None:
+    pool = make_pool(SPEC, 4, CPU)
+    pool.attention_sums = torch.full((5, 3, 1, 2, 16), 7.0)  # what another sequence has left
+    pages, first, second = torch.tensor([2, 0]), torch.rand(2, 20), torch.rand(2, 25)
+    pool.add_sums(1, pages, first, 0)
+    pool.add_sums(1, pages, second, 20)
+    expected = second + torch.nn.functional.pad(first, (0, 5))
+    assert torch.equal(pool.read_sums(pages)[1, :, :25], expected)
+    assert pool.read_sums(torch.tensor([1, 3])).unique().tolist() == [7.0]
+    assert pool.read_sums(pages)[0].unique().tolist() == [7.0]

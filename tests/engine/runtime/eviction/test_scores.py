@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from mini_infer_engine.runtime.eviction import scores
-from mini_infer_engine.runtime.eviction.scores import snapkv_kept, snapkv_scores, streaming_llm_kept
+from mini_infer_engine.runtime.eviction.scores import (
+    attention_sums,
+    h2o_kept,
+    snapkv_kept,
+    snapkv_scores,
+    streaming_llm_kept,
+)
 
 
 def attention_of(q: torch.Tensor, k: torch.Tensor, scale: float) -> torch.Tensor:
@@ -50,6 +56,31 @@ def test_snapkv_keeps_what_the_papers_votes_choose(
     for head in range(kv_heads):
         order = sorted(range(num_keys - 8), key=lambda key: -float(expected[head, key]))
         assert kept[head].tolist() == [*sorted(order[:1]), *range(num_keys - 8, num_keys)]
+
+
+@pytest.mark.parametrize(("num_heads", "kv_heads"), [(4, 4), (6, 2)])
+def test_attention_is_summed_over_the_queries_of_all_chunks(
+    num_heads: int, kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(3)
+    q, k = torch.randn(21, num_heads, 16) * 2, torch.randn(21, kv_heads, 16) * 2
+    group = num_heads // kv_heads
+    expected = torch.zeros(kv_heads, 21, dtype=torch.float64)
+    for head in range(num_heads):
+        expected[head // group] += attention_of(q[:, head], k[:, head // group], 0.25).sum(0) / group
+    for most_bytes in (scores._MOST_SCRATCH_BYTES, 1):  # at once, and query by query
+        monkeypatch.setattr(scores, "_MOST_SCRATCH_BYTES", most_bytes)
+        made = attention_sums(q[:8], k[:8], 0.25)
+        made = torch.nn.functional.pad(made, (0, 13)) + attention_sums(q[8:], k, 0.25)
+        torch.testing.assert_close(made.double(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_h2o_keeps_means_of_a_prompt_then_the_newest_half_and_heavy_hitters() -> None:
+    sums = torch.tensor([[8.0, 1.0, 6.0, 0.1, 4.0, 0.3, 0.2, 0.9]])
+    means = [1.0, 0.14, 1.0, 0.02, 1.0, 0.1, 0.1, 0.9]
+    assert h2o_kept(sums, 4, is_first=True).tolist() == [sorted(sorted(range(8), key=lambda token: -means[token])[:4])]
+    assert h2o_kept(sums, 4, is_first=False).tolist() == [[0, 2, 6, 7]]
+    assert h2o_kept(sums, 5, is_first=False).tolist() == [[0, 2, 4, 6, 7]]
 
 
 def test_streaming_llm_keeps_sinks_and_window() -> None:
