@@ -146,6 +146,18 @@ def test_preempted_sequences_are_swapped_on_every_rank(folder: Path, swapping: L
     ]
 
 
+def test_every_rank_keeps_the_cached_tokens_that_one_process_keeps(folder: Path) -> None:
+    prompts = [[(position * step + 3) % 190 + 5 for position in range(90)] for step in (3, 7, 11)]
+    fields = ({}, {"kv_policy": "streaming-llm", "kv_budget": 20}, {"kv_policy": "snapkv", "kv_budget": 70})
+    sampling = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True}
+    sampling_params = [SamplingParams(**sampling, **its_fields) for its_fields in fields]
+    settings: dict[str, Any] = {"kv_policy": "h2o", "kv_budget": 30, "max_num_batched_tokens": 100}
+    alone, group = (_engine(folder, size, **settings) for size in (1, 2))
+    expected = results_of(alone, prompts, sampling_params)
+    assert results_of(group, prompts, sampling_params) == expected
+    assert expected != results_of(alone, prompts, SamplingParams(**sampling, kv_policy="full"))
+
+
 def test_tensor_parallel_text_of_the_demo_model_equals_one_process_with_grammars() -> None:
     sampling_params = [
         SamplingParams(temperature=0, max_tokens=24),
