@@ -18,8 +18,10 @@ if TYPE_CHECKING:  # it imports triton
     from mini_infer_engine.kernels.int4_pages import Int4Tables
 
 WORD_BYTES = 8
-_STAGING_BYTES = 16 << 20
-"""Bytes of packed pages that are copied at a time, for each direction of copies, but at least one page."""
+_STAGING_BYTES = 64 << 20
+"""Bytes of packed pages that are copied at a time, for each direction of copies, but at least one page: as many as are
+written behind at a time.
+"""
 _ALIGNMENT = 4096
 _LEAST_ALIGNED = 16 * _ALIGNMENT
 """Bytes from which packed pages are padded to a multiple of 4,096, as direct I/O needs it."""
