@@ -66,14 +66,15 @@ def memory_of(layout: KVLayout, pool: torch.Tensor) -> KVMemory:
 def test_the_kernel_adds_up_what_numpy_does(name: str) -> None:
     layout, pool = LAYOUTS[name], pool_of(LAYOUTS[name])
     rank, heads = layout.tp_size - 1, layout.num_heads
-    pages = torch.tensor([4, 0, 0, 3])
-    offsets = torch.tensor([0, 1, layout.page_size - 1, 5 % layout.page_size])
+    size = layout.page_size
+    tokens = [(4, 0), (0, 1 % size), (0, size - 1), (3, 5 % size), *((2, offset) for offset in range(size))]
+    factors_of = [(1 << 40) + 2 * number + 1 for number in range(len(tokens))]
+    places = torch.tensor([[*place, factor] for place, factor in zip(tokens, factors_of, strict=True)]).T.contiguous()
     for region in regions(layout, layout.total_heads, word_bytes_of(layout)):
         signed = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[region.word_bytes]
         found = token_digests(
             pool.to(DEVICE).view(signed),
-            pages.to(DEVICE),
-            offsets.to(DEVICE),
+            places.to(DEVICE),
             page_words=layout.page_bytes // region.word_bytes,
             half_words=layout.half_bytes // region.word_bytes,
             first_word=region.first_word,
@@ -90,12 +91,14 @@ def test_the_kernel_adds_up_what_numpy_does(name: str) -> None:
         words = pool.numpy().view(f"u{region.word_bytes}").reshape(NUM_PAGES, num_rows(layout), -1)
         factors = place_factors(region, num_rows(layout), rank * heads, heads)
         columns = np.arange(heads * region.head_words)
-        places = columns // region.head_words * region.head_stride + columns % region.head_words
-        for token, (page, offset) in enumerate(zip(pages.tolist(), offsets.tolist(), strict=True)):
-            own = words[page][:, region.first_word + offset * region.token_stride + places]
+        in_row = columns // region.head_words * region.head_stride + columns % region.head_words
+        expected = 0
+        for (page, offset), factor in zip(tokens, factors_of, strict=True):
+            own = words[page][:, region.first_word + offset * region.token_stride + in_row]
             mixed = np.empty(own.shape, np.uint64)
             mix_words(own.astype(np.uint64), mixed)
-            assert int(found[token]) % MODULUS == int((mixed * factors).sum())
+            expected += int((mixed * factors).sum()) * factor
+        assert int(found.sum()) % MODULUS == expected % MODULUS
 
 
 def value(digest: Digest) -> int:

@@ -6,21 +6,21 @@ import triton.language as tl
 
 from mini_infer_engine.kernels.sizes import cdiv
 
-_ROWS, _COLUMNS = 8, 256
-"""Halves of layers, and words of each at a time, that one program adds up: 16 KB."""
+_TOKENS, _ROWS, _COLUMNS = 8, 8, 128
+"""Tokens, halves of layers, and words of each at a time, that one program adds up: 64 KB."""
 
 
 @triton.jit(
     do_not_specialize=[
-        *("page_words", "half_words", "first_word", "token_stride", "head_stride", "num_rows", "num_columns"),
-        *("first_column", "first_index", "row_indices", "golden", "word_mask"),
+        *("num_tokens", "page_words", "half_words", "first_word", "token_stride", "head_stride", "num_rows"),
+        *("num_columns", "first_column", "first_index", "row_indices", "golden", "word_mask"),
     ]
 )
 def _token_digests(
     words,
-    pages,
-    offsets,
+    places,
     sums,
+    num_tokens,
     page_words,
     half_words,
     first_word,
@@ -34,30 +34,39 @@ def _token_digests(
     golden,
     word_mask,
     HEAD_WORDS: tl.constexpr,
+    TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Adds up the products of some rows of one token, with one program per (token, ROWS rows)."""
-    token = tl.program_id(0)
-    page, offset = tl.load(pages + token).to(tl.int64), tl.load(offsets + token).to(tl.int64)
-    rows = (tl.program_id(1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-    start = words + page * page_words + first_word + offset * token_stride
-    total = tl.zeros((ROWS, COLUMNS), dtype=tl.int64)
+    """Adds up the products of some rows of some tokens, with one program per (TOKENS tokens, ROWS rows).
+
+    The factor of a word grows by the same number from row to row, so that each word costs one product.
+    """
+    tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    is_token = tokens < num_tokens
+    page = tl.load(places + tokens, mask=is_token, other=0)
+    offset = tl.load(places + num_tokens + tokens, mask=is_token, other=0)
+    token_factor = tl.load(places + 2 * num_tokens + tokens, mask=is_token, other=0)
+    first_row = (tl.program_id(1) * ROWS).to(tl.int64)
+    start = words + (page * page_words + first_word + offset * token_stride + first_row * half_words)[:, None]
+    total = tl.zeros((TOKENS, COLUMNS), dtype=tl.int64)
     for begin in range(0, num_columns, COLUMNS):
-        columns = (begin + tl.arange(0, COLUMNS))[None, :]
-        places = rows * half_words + columns // HEAD_WORDS * head_stride + columns % HEAD_WORDS
-        is_word = (rows < num_rows) & (columns < num_columns)
-        word = tl.load(start + places, mask=is_word, other=0).to(tl.int64) & word_mask
-        word = word ^ ((word >> 32) & 0xFFFFFFFF)
-        index = first_index + rows * row_indices + first_column + columns
-        total += word * ((2 * index + 1) * golden)
-    tl.store(sums + token * tl.num_programs(1) + tl.program_id(1), tl.sum(tl.sum(total, axis=1), axis=0))
+        columns = (begin + tl.arange(0, COLUMNS)).to(tl.int64)
+        in_row = columns // HEAD_WORDS * head_stride + columns % HEAD_WORDS
+        factor = (2 * (first_index + first_row * row_indices + first_column + columns) + 1) * golden
+        is_word = is_token[:, None] & (columns < num_columns)[None, :]
+        for row in range(ROWS):
+            at = start + (row * half_words + in_row)[None, :]
+            word = tl.load(at, mask=is_word & (first_row + row < num_rows), other=0).to(tl.int64) & word_mask
+            total += (word ^ ((word >> 32) & 0xFFFFFFFF)) * factor[None, :]
+            factor += 2 * row_indices * golden
+    products = tl.sum(total, axis=1) * token_factor
+    tl.store(sums + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), tl.sum(products, axis=0))
 
 
 def token_digests(
     words: torch.Tensor,
-    pages: torch.Tensor,
-    offsets: torch.Tensor,
+    places: torch.Tensor,
     *,
     page_words: int,
     half_words: int,
@@ -72,20 +81,22 @@ def token_digests(
     row_indices: int,
     golden: int,
 ) -> torch.Tensor:
-    """Returns the sum [tokens] int64 of word * factor over some heads of each token, in all `num_rows` half layers.
+    """Returns numbers [n] int64 whose sum is that of word * factor * the token's factor over some heads of all tokens,
+    in all `num_rows` half layers.
 
-    `words` are those of the pool, integers of any width; tokens are at pages and offsets [tokens] int64. `first_word`
-    is the place of the first of these heads in a half page, `first_column` that in a row of the whole model. `Region`
-    explains the others; `golden` is the constant as a signed number.
+    `words` are those of the pool, integers of any width; `places` [3, tokens] int64 are pages, offsets and factors of
+    tokens. `first_word` is the place of the first of these heads in a half page, `first_column` that in a row of the
+    whole model. `Region` explains the others; `golden` is the constant as a signed number.
     """
-    chunks = cdiv(num_rows, _ROWS)
-    sums = torch.empty((pages.shape[0], chunks), dtype=torch.int64, device=words.device)
+    num_tokens = places.shape[1]
+    grid = (cdiv(num_tokens, _TOKENS), cdiv(num_rows, _ROWS))
+    sums = torch.empty(grid, dtype=torch.int64, device=words.device)
     width = 8 * words.element_size()
-    _token_digests[(pages.shape[0], chunks)](
+    _token_digests[grid](
         words,
-        pages,
-        offsets,
+        places,
         sums,
+        num_tokens,
         page_words,
         half_words,
         first_word,
@@ -99,8 +110,9 @@ def token_digests(
         golden,
         -1 if width == 64 else (1 << width) - 1,
         HEAD_WORDS=head_words,
+        TOKENS=_TOKENS,
         ROWS=_ROWS,
         COLUMNS=min(_COLUMNS, triton.next_power_of_2(num_heads * head_words)),
         num_warps=4,
     )
-    return sums.sum(dim=1)
+    return sums.view(-1)

@@ -170,27 +170,23 @@ class _DeviceWords:
         torch, places = self._torch, np.stack([pages, offsets, factors.view(np.int64)])
         with torch.inference_mode(), torch.cuda.device(self._where), torch.cuda.stream(self._stream):
             on_device = torch.from_numpy(places).pin_memory().to(self._where, non_blocking=True)
-            sums = torch.zeros(len(pages), dtype=torch.int64, device=self._where)
-            for share in shares:
-                if self._layout.dtype == target.dtype:
-                    self._add(sums, on_device[0], on_device[1], share, first_head)
-                else:
-                    self._add_converted(sums, on_device[0], on_device[1], target, share, first_head)
+            add = self._sums if self._layout.dtype == target.dtype else self._converted_sums
+            sums = [part for share in shares for part in add(on_device, target, share, first_head)]
+            sums = sums or [torch.zeros(1, dtype=torch.int64, device=self._where)]
             total = torch.empty((), dtype=torch.int64, pin_memory=True)
-            total.copy_((sums * on_device[2]).sum(), non_blocking=True)
+            total.copy_((sums[0] if len(sums) == 1 else torch.cat(sums)).sum(), non_blocking=True)
             event = torch.cuda.Event()
             event.record(self._stream)
         return _DeviceDigest(total, lambda: bool(event.query()))
 
-    def _add(self, sums: Any, pages: Any, offsets: Any, share: HeadShare, first_head: int) -> None:
+    def _sums(self, places: Any, target: KVLayout, share: HeadShare, first_head: int) -> list[Any]:
+        """Returns the sums of some heads of the tokens at these places, in parts."""
         torch, layout = self._torch, self._layout
         kinds = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
-        for region in regions(layout, layout.total_heads, word_bytes_of(layout)):
-            words = self._bytes.view(kinds[region.word_bytes])
-            sums += self._kernel(
-                words,
-                pages,
-                offsets,
+        return [
+            self._kernel(
+                self._bytes.view(kinds[region.word_bytes]),
+                places,
                 page_words=layout.page_bytes // region.word_bytes,
                 half_words=layout.half_bytes // region.word_bytes,
                 first_word=region.first_word + share.our_first * region.head_stride,
@@ -204,11 +200,11 @@ class _DeviceWords:
                 row_indices=region.row_indices,
                 golden=GOLDEN - MODULUS,
             )
+            for region in regions(layout, layout.total_heads, word_bytes_of(target))
+        ]
 
-    def _add_converted(
-        self, sums: Any, pages: Any, offsets: Any, target: KVLayout, share: HeadShare, first_head: int
-    ) -> None:
-        """Adds the sums of tokens in the consumer's dtype, which no kernel of ours converts: some tokens at a time."""
+    def _converted_sums(self, places: Any, target: KVLayout, share: HeadShare, first_head: int) -> list[Any]:
+        """Returns the sums of tokens in the consumer's dtype, which no kernel of ours converts: some at a time."""
         torch, ours = self._torch, self._layout
         sizes = (self._num_pages, num_rows(ours), ours.page_size, ours.num_heads, -1)
         cells = self._bytes.view(getattr(torch, ours.dtype)).view(sizes)
@@ -216,12 +212,11 @@ class _DeviceWords:
         words = {8: torch.int64, 4: torch.int32, 2: torch.int16}[region.word_bytes]
         first = first_head + share.our_first
         factors = torch.from_numpy(place_factors(region, num_rows(ours), first, share.count).view(np.int64))
-        factors, mask = (
-            factors.to(self._where).reshape(-1),
-            -1 if region.word_bytes == 8 else 256**region.word_bytes - 1,
-        )
-        for begin in range(0, len(pages), _TOKENS_AT_ONCE):
-            some = slice(begin, begin + _TOKENS_AT_ONCE)
-            found = cells[pages[some], :, offsets[some], share.our_first : share.our_first + share.count]
+        factors = factors.to(self._where).reshape(-1)
+        mask = -1 if region.word_bytes == 8 else 256**region.word_bytes - 1
+        sums = []
+        for some in places.split(_TOKENS_AT_ONCE, dim=1):
+            found = cells[some[0], :, some[1], share.our_first : share.our_first + share.count]
             wide = found.to(getattr(torch, target.dtype)).contiguous().view(words).flatten(1).to(torch.int64) & mask
-            sums[some] += ((wide ^ ((wide >> 32) & 0xFFFFFFFF)) * factors).sum(dim=1)
+            sums.append(((wide ^ ((wide >> 32) & 0xFFFFFFFF)) * factors).sum(dim=1) * some[2])
+        return sums

@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -168,8 +168,11 @@ def chosen(name: str, memory: KVMemory) -> Transport:
 class OwnMemoryDriver:
     """CUDA's driver opens no handle in the process that made it: this one returns the memory itself."""
 
+    sizes: ClassVar[dict[int, int]] = {}
+    """Bytes of each pool."""
+
     def range_of(self, address: int) -> tuple[int, int]:
-        return address, NUM_PAGES * LAYOUT.page_bytes
+        return address, self.sizes[address]
 
     def handle_of(self, address: int) -> bytes:
         return address.to_bytes(HANDLE_BYTES, "little")
@@ -184,6 +187,7 @@ class OwnMemoryDriver:
 def cuda_ipc_in_one_process(name: str, memory: KVMemory) -> Transport:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda_ipc, "CudaDriver", OwnMemoryDriver)
+        OwnMemoryDriver.sizes[memory.address] = memory.size
         return open_transport(choice("cuda-ipc"), name, memory)
 
 
