@@ -1,8 +1,8 @@
 """Loads blocks of lower tiers for prompts that are not scheduled yet: they wait here or at the gateway, or will come.
 
 A prefetch is a load without slot and rows. Its pages are published as soon as they are there, and have a lease until
-the prompt is expected: it hits them on the device. It takes pages that nobody wants, or whose leases end later, and no
-more than a share of all: what it evicts should be in main memory by then. What no prompt hits in time is evicted first.
+the prompt is expected: it hits them on the device. It takes pages that nobody wants, or whose leases end later, as far
+as a lower tier has their blocks too, and no more than a share of all. What no prompt hits in time is evicted first.
 """
 
 from collections import Counter
@@ -19,9 +19,7 @@ from mini_infer_engine.core.prefix_cache import Hit, PrefixCache
 from mini_infer_engine.core.sequence import Sequence, State
 
 MOST_SHARE = 0.25
-"""Largest share of the device's pages with prefetched blocks that no prompt has hit yet. As many pages are written
-behind before they are evicted.
-"""
+"""Largest share of the device's pages with prefetched blocks that no prompt has hit yet."""
 READ_AHEAD_S = 10.0
 """Seconds for which the blocks of a waiting sequence are kept for it."""
 READ_AHEAD_EVERY_S = 0.1
@@ -43,17 +41,23 @@ class Prefetches:
     """The prefetches of one engine that are being loaded, or wait for their prompt."""
 
     def __init__(
-        self, cache: PrefixCache, loads: Loads, find: Callable[[Sequence, Hit], Items[TierPage]], now_s: float = 0.0
+        self,
+        cache: PrefixCache,
+        loads: Loads,
+        find: Callable[[Sequence, Hit], Items[TierPage]],
+        has: Callable[[bytes], bool],
     ) -> None:
-        """`find` returns the pages of lower tiers that continue a sequence's prefix and are worth loading."""
-        self._cache, self._pool, self._loads, self._find = cache, cache.pool, loads, find
+        """`find` returns the pages of lower tiers that continue a sequence's prefix and are worth loading, and `has`
+        True if one has the page of a key.
+        """
+        self._cache, self._pool, self._loads, self._find, self._has = cache, cache.pool, loads, find, has
         self._page_size = cache.pool.page_size
         self._loading: dict[Sequence, _Prefetch] = {}
         self._unused: dict[bytes, tuple[_Prefetch, TierPage]] = {}
         """Prefetched pages that no prompt has hit yet, by key."""
         self._ends: list[tuple[float, int, _Prefetch]] = []
         self._serials = count()
-        self._now_s = now_s
+        self._now_s = 0.0
 
     def begin(self, sequence: Sequence, until_s: float, *, num_headroom_pages: int = 0) -> bool:
         """Begins to load the blocks of a sequence that has no pages, which is expected before `until_s`. Returns False
@@ -68,7 +72,7 @@ class Prefetches:
         if not pages:
             return False
         pool.retain_all(hit.pages)  # a parent outlives its children
-        room = pool.num_reusable(until_s) - num_headroom_pages
+        room = self._room(len(pages), until_s, num_headroom_pages)
         if room <= 0:
             pool.release_all(reversed(hit.pages))
             return False
@@ -80,6 +84,18 @@ class Prefetches:
         heappush(self._ends, (until_s, next(self._serials), prefetch))
         self._loads.begin(prefetch.carrier, prefetch.pages, is_first=False)
         return True
+
+    def _room(self, num_wanted: int, until_s: float, num_headroom_pages: int) -> int:
+        """Returns how many pages may be taken: blank ones, and those that are evicted first and lose nothing by it."""
+        pool = self._pool
+        most = min(num_wanted, pool.num_reusable(until_s) - num_headroom_pages)
+        found = min(most, pool.num_blank)
+        for page in pool.least_recently_used(max(0, most - found)):
+            blocks = self._cache.whole_page(page)
+            if blocks is not None and not self._has(blocks[-1].key):
+                break
+            found += 1
+        return found
 
     def _carrier(self, sequence: Sequence, hit: Hit, pages: Items[TierPage]) -> Sequence:
         """Returns a copy of a sequence with pages for its prefix: those of the hit, and new ones."""

@@ -82,7 +82,7 @@ class KVTiers:
         self._write_behind = WriteBehind(cache, self._host, self._disk, tiers, self._copies)
         self._compute_tokens_per_s = compute_tokens_per_s
         self._cache, self._pool = cache, cache.pool
-        self._prefetches = Prefetches(cache, self._loads, self._to_prefetch)
+        self._prefetches = Prefetches(cache, self._loads, self._to_prefetch, self._has)
         self._sessions = ReturningSessions()
         self._now_s, self._num_running = 0.0, 0
 
@@ -120,6 +120,9 @@ class KVTiers:
         costs = {tier.name: tier.cost for tier in (self._host_tier, self._disk_tier)}
         media = [page.tier.name for page in found]
         return pages_to_load(media, self._page_size, costs, self._compute_tokens_per_s)
+
+    def _has(self, key: bytes) -> bool:
+        return key in self._host or key in self._disk
 
     def _to_prefetch(self, sequence: Sequence, hit: Hit) -> list[TierPage]:
         found = self._continuation(sequence, hit) or []

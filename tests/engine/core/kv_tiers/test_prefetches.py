@@ -168,6 +168,23 @@ def test_prefetch_takes_no_page_of_a_lease_that_ends_sooner(clock: Clock) -> Non
     assert host(engine).prefetched_tokens == 160
 
 
+def test_prefetch_evicts_nothing_that_no_lower_tier_has(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = engine_with()
+    run(engine, request("first#0", lease_s=1.0))
+    clock.now_s += 2
+    evict(engine)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._tiers, "write_behind", lambda **_: False)
+        for number in range(5):
+            run(engine, request(f"new {number}", [60 + number] * 160, lease_s=60.0 + number))
+    engine.scheduler.kv_cache.pool._blank.clear()
+    engine.prefetch(["first"], 10.0)
+    assert host(engine).prefetched_tokens == 0
+    settle(engine)
+    engine.prefetch(["first"], 10.0)
+    assert host(engine).prefetched_tokens == 160
+
+
 def test_prefetches_take_a_share_of_the_pages(clock: Clock) -> None:
     engine, _ = engine_with()
     for number in range(6):
