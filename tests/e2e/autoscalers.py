@@ -128,6 +128,7 @@ def _ready(cluster: Cluster, role: str) -> int:
 
 
 def _service() -> dict[str, Any]:
+    # A small node has room for them beside others.
     role = {"engine": {"extraArgs": ["--dry-run"]}, "resources": {"requests": {"cpu": "50m"}}}
     return {
         "apiVersion": "serving.mini-infer.io/v1alpha1",

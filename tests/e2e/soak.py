@@ -46,7 +46,6 @@ class Service:
             "unified": {
                 "replicas": 2,
                 "engine": {"maxNumSeqs": 16, "extraArgs": ["--dry-run"]},
-                "resources": {"requests": {"cpu": "50m"}},  # a small node has room for others beside it
                 "template": {"spec": {"initContainers": [self._slow_start()]}},
             },
         }
