@@ -262,7 +262,7 @@ def make_runner(
         host_bytes //= settings.data_parallel_size
         check_host_tier(host_bytes, available_memory())
         host_bytes = group.share_of(host_bytes)
-    if open_shared is not None:
+    else:
         open_shared = partial(open_shared, page_tokens=page_size, device=worker.device.type)
     identity = repr(pool.memory().layout).encode()
     host_memory = make_host_tier(
