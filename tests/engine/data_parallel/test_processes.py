@@ -1,4 +1,4 @@
-"""Engines of a server get one pool of main memory for evicted blocks, unless they have one already."""
+"""Engines of a server get one pool of main memory for evicted blocks, unless they have one, or cannot share it."""
 
 import os
 from pathlib import Path
@@ -21,7 +21,9 @@ def test_engines_share_memory_when_they_keep_evicted_blocks() -> None:
     assert not Path(path).exists()
 
 
-@pytest.mark.parametrize("options", [{"kv_host_memory": 0}, {"kv_host_path": "/dev/shm/mine"}])
+@pytest.mark.parametrize(
+    "options", [{"kv_host_memory": 0}, {"kv_host_path": "/dev/shm/mine"}, {"tensor_parallel_size": 2}]
+)
 def test_settings_stay_when_there_is_nothing_to_share(options: dict[str, object]) -> None:
     settings = replace(SETTINGS, **options)
     with shared_tier(settings) as found:
