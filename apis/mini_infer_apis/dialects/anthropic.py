@@ -137,6 +137,8 @@ def _sampling(request: MessagesRequest) -> dict[str, Any]:
         "deadline_ms": request.deadline_ms,
         "cache_salt": request.cache_salt,
         "kv_hints": None if request.kv_hints is None else msgspec.to_builtins(request.kv_hints),
+        "kv_policy": request.kv_policy,
+        "kv_budget": request.kv_budget,
         "return_token_ids": request.return_token_ids,
         "resume_token_ids": request.resume_token_ids,
     }

@@ -225,6 +225,8 @@ class MessagesRequest(Conversation, kw_only=True):
     deadline_ms: Annotated[float, Meta(gt=0, le=MAX_TARGET_MS)] | None = None
     cache_salt: str | None = None
     kv_hints: KVHints | None = None
+    kv_policy: str | None = None
+    kv_budget: int | None = None
     return_token_ids: bool | None = None
     """If true, the answer has `token_ids`; in a stream, a `ping` behind the events of each step has the step's."""
     resume_token_ids: Annotated[list[int], Meta(min_length=1)] | None = None
