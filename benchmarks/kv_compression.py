@@ -3,13 +3,13 @@
     python benchmarks/kv_compression.py --model smollm2 --context 800 --out FILE --picture FILE.png
     python benchmarks/kv_compression.py --model smollm2 --kvpress --out FILE    # with kvpress and accelerate
 
-Contexts are synthetic: sentences that are drawn, with facts among them (needles), and text of this repository. A needle
-is asked for by the first words of its sentence, at the end of the context, and is found if its number comes next; "one"
-has a context for each needle, "eight" a context with eight of them. Text is scored by tokens that are forced
-(structured output of token ids): their perplexity, how often the likeliest token is that of the full cache, and the KL
-from the full cache's distribution, over tokens that are among the 20 likeliest of both, and all others as one. A budget
-is a share of each prompt. Bytes are those of one sequence of the context's length. With `--kvpress`, NVIDIA's kvpress
-answers the same questions through transformers, for what it has.
+Contexts are synthetic: sentences that are drawn, with facts among them (needles), and text of Python's documentation.
+A needle is asked for by the first words of its sentence, at the end of the context, and is found if its number comes
+next; "one" has a context for each needle, "eight" a context with eight of them. Text is scored by tokens that are
+forced (structured output of token ids): their perplexity, how often the likeliest token is that of the full cache, and
+the KL from the full cache's distribution, over tokens that are among the 20 likeliest of both, and all others as one. A
+budget is a share of each prompt. Bytes are those of one sequence of the context's length. With `--kvpress`, NVIDIA's
+kvpress answers the same questions through transformers, for what it has.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any, get_args
 
 from common.report import integers, log_line, make_parser, print_table, save, words
@@ -27,8 +28,8 @@ from mini_infer_contract.engine_options import KVPolicyName
 from mini_infer_engine import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from mini_infer_engine.config.options.settings import EngineSettings
 
-ROOT = Path(__file__).parents[1]
-TEXTS = ("docs/faq.md", "docs/architecture.md")
+TOPICS = ("compound", "specialnames")
+"""Chapters of Python's own documentation, at which the two texts begin."""
 NEEDLES = (
     "The locker of Anna opens with the code",
     "The old piano was sold for a price of",
@@ -215,8 +216,9 @@ def make_work(tokenizer: Any, args: argparse.Namespace) -> Work:
     eight = [(shared + question(place), numbers[place]) for place in range(len(NEEDLES))]
     one = [(haystack([place]) + question(place), numbers[place]) for place in range(args.one)]
     texts = []
-    for name in TEXTS:
-        tokens = ids((ROOT / name).read_text())
+    for name in TOPICS:
+        later = [topics[each] for each in sorted(topics) if each >= name]
+        tokens = ids("\n\n".join(later)[: 8 * (args.context + _FORCED)])
         texts.append((tokens[: args.context], tokens[args.context : args.context + _FORCED]))
     return Work(one, eight, texts)
 
