@@ -28,7 +28,9 @@ from mini_infer_web.api_errors import ApiError, unknown_model
 FIRST_LOOK_S = 5.0
 """Seconds for engines to report their tokenizer before the gateway is ready; without it, load alone decides."""
 
-PRODUCER_FAULTS = frozenset(("unreachable", "late", "peer_lost", "transport", "lease_expired", "refused"))
+PRODUCER_FAULTS = frozenset(
+    ("unreachable", "late", "peer_lost", "transport", "lease_expired", "refused", "mismatch", "distrusted")
+)
 """Reasons of an engine to compute a prompt itself that count as failures of the engine that was to provide it. Other
 reasons mean that nothing was lost, for example that computing is cheaper by now.
 """

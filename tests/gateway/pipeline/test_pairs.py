@@ -114,12 +114,14 @@ async def test_a_prompt_counts_as_prefill_load_until_the_answer_begins() -> None
         assert gateway.app.index.cached_blocks("p1") > 200, "what it has computed it holds"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_prefill_engines_breaker_opens_when_its_kv_does_not_arrive(stream: bool) -> None:
+@pytest.mark.parametrize(
+    ("stream", "reason"), [(False, "late"), (True, "late"), (True, "mismatch"), (True, "distrusted")]
+)
+async def test_a_prefill_engines_breaker_opens_when_its_kv_does_not_arrive(stream: bool, reason: str) -> None:
     prefill, decode = engine("p1", "prefill"), engine("d1", "decode")
     async with fleet(prefill, decode) as gateway:
         breaker = gateway.app.fleet.endpoints["p1"].breaker
-        decode.answer_headers = {KV_FALLBACK_HEADER: "late"}
+        decode.answer_headers = {KV_FALLBACK_HEADER: reason}
         async with gateway.chat(f"0 {LONG}", stream=stream) as response:
             assert KV_FALLBACK_HEADER not in response.headers, "a word between engine and gateway"
             await response.read()
