@@ -193,8 +193,10 @@ def reduced_grid(workloads: Sequence[str]) -> list[Cell]:
 
 
 def _recorded_grid() -> list[Cell]:
-    """Half of what live sessions have fits on the devices: without main memory, and with."""
-    return [Cell(RECORDED, 4, RECORDED_CACHE_TOKENS, 0.7, host_times=times) for times in (0.0, 4.0)]
+    """Half of what live sessions have fits on the devices: without main memory, and with; then all of it."""
+    small, large = RECORDED_CACHE_TOKENS, 20 * RECORDED_CACHE_TOKENS
+    sizes = ((small, 0.0), (small, 4.0), (large, 0.0))
+    return [Cell(RECORDED, 4, cache_tokens, 0.7, host_times=times) for cache_tokens, times in sizes]
 
 
 def _agents_grid(fleets: Sequence[Fleet], loads: Sequence[float]) -> list[Cell]:

@@ -19,7 +19,9 @@ from mini_infer_engine.core.prefix_cache import Hit, PrefixCache
 from mini_infer_engine.core.sequence import Sequence, State
 
 MOST_SHARE = 0.25
-"""Largest share of the device's pages with prefetched blocks that no prompt has hit yet."""
+"""Largest share of the pages without a user that may have prefetched blocks which no prompt has hit yet. The others are
+left for those that run, whose pages would otherwise push out what has not been copied.
+"""
 READ_AHEAD_S = 10.0
 """Seconds for which the blocks of a waiting sequence are kept for it."""
 READ_AHEAD_EVERY_S = 0.1
@@ -64,7 +66,7 @@ class Prefetches:
         if there is nothing to load, or no room that leaves `num_headroom_pages` free.
         """
         pool = self._pool
-        most = int(MOST_SHARE * pool.num_pages) - len(self._unused)
+        most = int(MOST_SHARE * pool.num_free) - len(self._unused)
         if most <= 0 or until_s <= self._now_s or pool.num_copied_out:
             return False
         hit = self._cache.match(sequence).without_tail(self._page_size)
