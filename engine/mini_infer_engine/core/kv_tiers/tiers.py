@@ -27,6 +27,10 @@ from mini_infer_engine.core.sequence import Sequence, State
 
 HOST = "host"
 DISK = "disk"
+MOST_USAGE = 0.5
+"""Share of pages in use above which no blocks are loaded for sessions that are only expected: on a full device most of
+them would be evicted before they are hit, and push out others in main memory (benchmarks/kv_sessions.py).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +221,8 @@ class KVTiers:
         self._prefetches.advance(now_s)
         loaded = [one for one in self._loads.take() if not self._prefetches.loaded(one)]
         while (due := self._sessions.due(now_s)) is not None:
-            self._begin(*due)
+            if self._pool.usage <= MOST_USAGE:
+                self._begin(*due)
         return loaded
 
     @property

@@ -133,6 +133,25 @@ def test_session_is_loaded_when_its_return_nears(clock: Clock) -> None:
     assert num_on_device(engine) == 160
 
 
+def test_an_expected_session_is_not_loaded_when_most_pages_are_in_use(clock: Clock) -> None:
+    engine, _ = engine_with(max_num_seqs=4)
+    run(engine, request("first#0", lease_s=30.0, returns_s=5.0))
+    engine.scheduler.kv_cache.pool.give_up(engine.scheduler.kv_cache.longest_cached(PROMPT, _root())[0])
+    evict(engine)
+    for number in range(3):
+        engine.add(request(f"running {number}", [40 + number] * 160, max_tokens=30))
+    engine.step()
+    engine.step()
+    assert engine.scheduler.kv_cache.usage > 0.5
+    clock.now_s += 6
+    engine.step()
+    assert host(engine).prefetched_tokens == 0
+    finish(engine)
+    clock.now_s += 2
+    settle(engine)
+    assert num_on_device(engine) == 160
+
+
 def _root() -> bytes:
     from mini_infer_contract.blocks import root_key
 
