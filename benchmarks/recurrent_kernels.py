@@ -6,11 +6,14 @@ One token for each of several sequences, and prompts of one sequence: microsecon
 copies as do not fit the L2 cache. Both begin after the convolution, and normalise keys and queries, decays and
 strengths in their kernels. Ours also normalise and gate the output, and find states in slots; fla's get states that
 are gathered already, and write new ones. `--fla` names wheels that are not installed; without fla-core ours are timed
-alone.
+alone. fla's kernels choose among many configs at their first call: several processes compile them at the same time.
 """
 
+import gc
 import importlib
 import math
+import os
+import subprocess
 import sys
 import tempfile
 import zipfile
@@ -19,8 +22,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from common.report import log_line, make_parser, print_table, save, words
+from common.report import integers, log_line, make_parser, print_table, save, words
 from common.timing import graph_microseconds
+from triton.runtime.autotuner import Autotuner
 
 from mini_infer_engine.core.batch import Row
 from mini_infer_engine.kernels.recurrence.chunk_outputs import gated_delta_outputs
@@ -36,7 +40,7 @@ from mini_infer_engine.runtime.recurrent.pass_tables import blank_steps, decode_
 KEY_HEADS, HEADS, DIM, EPS = 16, 32, 128, 1e-6
 KEY_WIDTH, WIDTH = KEY_HEADS * DIM, HEADS * DIM
 CHANNELS = 2 * KEY_WIDTH + WIDTH
-BATCHES, PROMPTS = (1, 8, 32, 256), (512, 4_096, 16_384)
+BATCHES, PROMPTS = (1, 8, 32, 128), (512, 4_096, 16_384)
 _ALL_BYTES = 256 << 20
 """Bytes of all copies of a pass: four times the L2 cache of an H200."""
 _STATE_BYTES = HEADS * DIM * DIM * 4
@@ -134,6 +138,16 @@ def fla_functions(wheels: list[str], folder: str) -> tuple[Any, Any] | None:
     return module.fused_recurrent_gated_delta_rule, module.chunk_gated_delta_rule
 
 
+def compile_part(functions: tuple[Any, Any], part: int, parts: int) -> None:
+    """Calls fla's functions once, whose kernels have a share of their configs."""
+    for kernel in gc.get_objects():
+        if type(kernel).__mro__.count(Autotuner):
+            kernel.configs = kernel.configs[part % len(kernel.configs) :: parts]
+    for tokens, function in zip((1, PROMPTS[0]), functions, strict=True):
+        function(**Inputs(1, tokens).for_fla())
+    torch.cuda.synchronize()
+
+
 def measure(batch: int, tokens: int, function: Any | None) -> dict[str, float]:
     """Returns microseconds of both, and the largest difference of their outputs relative to the largest output."""
     bytes_of_one = batch * (_STATE_BYTES + tokens * (CHANNELS + WIDTH) * 2)
@@ -155,11 +169,20 @@ def main() -> None:
     """Times both at every shape."""
     parser = make_parser(__doc__)
     parser.add_argument("--fla", type=words, default=[], metavar="WHEELS", help="wheels of fla-core and einops")
+    parser.add_argument("--compile", type=integers, metavar="PART,PARTS", help="only compile fla's kernels")
     args = parser.parse_args()
     shapes = [(batch, 1) for batch in BATCHES] + [(1, tokens) for tokens in PROMPTS]
     result: dict[str, Any] = {"parts": {}}
     with torch.inference_mode(), tempfile.TemporaryDirectory() as folder:
         functions = fla_functions(args.fla, folder)
+        if args.compile and functions is not None:
+            return compile_part(functions, *args.compile)
+        if functions is not None:
+            parts = max(1, min(12, (os.cpu_count() or 1) - 2))
+            command = [sys.executable, __file__, "--fla", ",".join(args.fla), "--compile"]
+            for process in [subprocess.Popen([*command, f"{part},{parts}"]) for part in range(parts)]:
+                process.wait()
+            log_line("compiled")
         for batch, tokens in shapes:
             function = None if functions is None else functions[int(tokens > 1)]
             part = measure(batch, tokens, function)
@@ -169,6 +192,7 @@ def main() -> None:
     columns = ["ours us", "fla us", "fla / ours", "difference"]
     rows = [[name, *(part.get(column, "") for column in columns)] for name, part in result["parts"].items()]
     print_table(["sequences x tokens", *columns], rows)
+    return None
 
 
 if __name__ == "__main__":
