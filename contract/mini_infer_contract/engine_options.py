@@ -186,30 +186,23 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     and head; int8 is the more precise; auto: as --dtype, or as the checkpoint says.
     """
     kv_policy: Annotated[KVPolicyName, _batching()] = "full"
-    """Tokens that a sequence retains in its KV cache: all (full), or those that a policy of eviction chooses; requests
-    choose another by their field kv_policy.
-    """
+    """Tokens that a sequence retains in its KV cache: all, or those that a policy chooses; requests may say another."""
     kv_budget: Annotated[int | None, _batching(unit="TOKENS", low=1, high=_MOST_TOKENS, default_text="none")] = None
     """Tokens that a sequence retains in its KV cache under such a policy, unless its request says kv_budget."""
     kv_swap_memory: Annotated[int, _batching(unit="SIZE", low=0, is_size=True, default_text="0, which is off")] = 0
     """Main memory for pages of preempted sequences, used where copying costs less than recomputing."""
     kv_selection: Annotated[Literal["none", "quest"], _batching()] = "none"
-    """What a decode attends to; quest: in all but the first two layers, of a long context only the pages whose keys may
-    match its query best."""
-    kv_selection_budget: Annotated[
-        int | None, _batching(unit="TOKENS", low=64, high=_MOST_TOKENS, default_text="4096 with quest")
-    ] = None
+    """What a decode attends to; quest: in all but two layers only those pages whose keys may match its query best."""
+    kv_selection_budget: Annotated[int | None, _batching(unit="TOKENS", low=64, default_text="4096")] = None
     """Tokens in the pages that a decode attends to with --kv-selection quest, a multiple of --page-size."""
     kv_host_memory: Annotated[
         int, Option(group=BATCHING, unit="SIZE", low=0, is_size=True, default_text="0, which is off")
     ] = 0
     """Main memory for prefix cache blocks that are evicted from the device, of all devices together; a prompt gets them
     back where copying costs less than computing."""
-    kv_host_path: Annotated[
-        str | None, Option(group=BATCHING, unit="DIR", default_text="none: memory of the server, gone when it ends")
-    ] = None
+    kv_host_path: Annotated[str | None, Option(group=BATCHING, unit="DIR", default_text="none")] = None
     """A folder in memory, such as /dev/shm/NAME, for the blocks of --kv-host-memory: engines with the same folder share
-    them, and they survive restarts and SIGKILL."""
+    them, and they survive restarts and SIGKILL. Without, blocks go with the server."""
     kv_disk_path: Annotated[str | None, Option(group=BATCHING, unit="DIR", default_text="none, which is off")] = None
     """A folder for prefix cache blocks that are evicted from main memory; they survive restarts. Needs --kv-host-memory
     and --kv-disk-size."""

@@ -48,9 +48,7 @@ of the old one's work.
 KV_SNAPSHOT_PATH = "/kv_snapshot"
 """GET: the sequence number of the last KV event and every cached chain at that moment (see events.Snapshot)."""
 KV_PREFETCH_PATH = "/kv_prefetch"
-"""POST {"request_ids": [...], "ttl_s": 10}: sessions, named by their last requests, whose next request waits at the
-gateway. The engine loads their blocks from lower tiers.
-"""
+"""POST {"request_ids": [...], "ttl_s": 10}: the engine loads blocks of sessions whose next request waits."""
 MAX_PREFETCHED = 64
 """Most sessions in one such message."""
 

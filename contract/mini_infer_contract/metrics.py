@@ -162,9 +162,7 @@ GATEWAY_HIT_TOKENS = "mini_infer_gateway_hit_tokens_total"
 GATEWAY_HIT_TIER_TOKENS = "mini_infer_gateway_hit_tier_tokens_total"
 """Counter: the same by `model` and `tier` of the fastest copy (device, host, disk)."""
 GATEWAY_PREFETCHES = "mini_infer_gateway_kv_prefetches_total"
-"""Counter: sessions whose engine was asked to load their blocks while their request waits, by `outcome`: sent, failed
-or dropped.
-"""
+"""Counter: sessions whose blocks an engine was asked to load early, by `outcome`: sent, failed or dropped."""
 GATEWAY_RETURN_GAP = "mini_infer_gateway_session_gap_seconds"
 """Histogram: from the end of an answer to its session's next request, by `kind` of the answer: tool_call or text."""
 GATEWAY_RETRIES = "mini_infer_gateway_retries_total"
