@@ -117,7 +117,9 @@ def plan_memory(
     Raises:
         ModelError: the settings do not fit model or machine.
     """
-    page_bytes = worker.page_bytes(page_size, kv_cache) + sums_bytes(worker.kv_spec(page_size, kv_cache), settings)
+    page_bytes = worker.page_bytes(page_size, kv_cache)
+    if settings.kv_policy == "h2o":
+        page_bytes += sums_bytes(worker.kv_spec(page_size, kv_cache))
     if worker.device.type == "cpu":
         needs = _Needs(0, 0, 0)
         kv_bytes, available = settings.kv_cache_memory or CPU_KV_BYTES, available_memory()

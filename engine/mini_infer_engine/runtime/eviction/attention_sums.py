@@ -8,9 +8,9 @@ from mini_infer_engine.models.kv_spec import KVSpec
 from mini_infer_engine.runtime.memory.zero_memory import zeros
 
 
-def sums_bytes(spec: KVSpec, settings: EngineSettings) -> int:
-    """Returns the bytes of a page's sums; 0 if the engine does not count attention."""
-    return 4 * spec.num_layers * spec.num_kv_heads * spec.page_size if settings.kv_policy == "h2o" else 0
+def sums_bytes(spec: KVSpec) -> int:
+    """Returns the bytes of a page's sums."""
+    return torch.float32.itemsize * spec.num_layers * spec.num_kv_heads * spec.page_size
 
 
 def make_attention_sums(spec: KVSpec, num_pages: int, settings: EngineSettings, device: torch.device) -> Tensor | None:
