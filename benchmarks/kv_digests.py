@@ -20,7 +20,7 @@ from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
 from mini_infer_engine.kv_transfer.pool_digests import PoolDigests
 from mini_infer_engine.kv_transfer.transports.cuda_ipc import CudaIpcMemory
 from mini_infer_engine.kv_transfer.transports.shared_memory import HostMemory, SharedArray
-from mini_infer_engine.runtime.memory.swap_digests import PageDigests
+from mini_infer_engine.runtime.memory.page_digests import PageDigests
 
 SHAPES = {
     "qwen2.5-7b": KVLayout(num_layers=28, halves=2, page_size=128, num_heads=4, head_bytes=256, dtype="bfloat16"),

@@ -12,9 +12,8 @@ import zmq
 
 from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_engine.core.kv_tiers.tier_memory import HostMemory, Moved, PageMove
+from mini_infer_engine.distributed.rank_socket import report_socket
 from mini_infer_engine.distributed.step_messages import CopyBlocks, StepMessage
-from mini_infer_process import zmq_limits
-from mini_infer_process.curve import secure_client
 
 
 class Copied(msgspec.Struct, frozen=True):
@@ -102,12 +101,8 @@ class RankCopies:
         self._rank, self._num_under_way = rank, 0
         self.memory: HostMemory | None = None
         """The rank's own memory, once it is loaded; None if there is none."""
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
-        zmq_limits.LOCAL.apply(self._socket)
-        secure_client(self._socket, secret)
-        self._socket.set(zmq.IPV6, 1)
+        self._socket = report_socket(address, secret)
         self._socket.set(zmq.LINGER, 0)
-        self._socket.connect(address)
 
     @property
     def are_under_way(self) -> bool:

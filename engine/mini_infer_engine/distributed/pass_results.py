@@ -12,9 +12,8 @@ import zmq
 
 from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_engine.core.result import PassResult
+from mini_infer_engine.distributed.rank_socket import report_socket
 from mini_infer_engine.runtime.executor import PassHandle
-from mini_infer_process import zmq_limits
-from mini_infer_process.curve import secure_client
 
 _LOOK_S = 0.1
 """Seconds between two checks that the group still runs, while waiting for a result."""
@@ -51,11 +50,7 @@ class ResultSender:
     """
 
     def __init__(self, address: str, secret: PeerSecret | None = None) -> None:
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
-        zmq_limits.LOCAL.apply(self._socket)
-        secure_client(self._socket, secret)
-        self._socket.set(zmq.IPV6, 1)
-        self._socket.connect(address)
+        self._socket = report_socket(address, secret)
         self._socket.send(b"")  # see `ResultReceiver.connected`
         self._passes: queue.SimpleQueue[PassHandle] = queue.SimpleQueue()
 

@@ -11,8 +11,7 @@ import msgspec
 import zmq
 
 from mini_infer_contract.peer_auth import PeerSecret
-from mini_infer_process import zmq_limits
-from mini_infer_process.curve import secure_client
+from mini_infer_engine.distributed.rank_socket import report_socket
 
 _LOOK_MS = 100
 """Milliseconds between two checks that the group still runs, while waiting for a rank."""
@@ -55,12 +54,8 @@ class ProofSender:
 
     def __init__(self, address: str, rank: int, secret: PeerSecret | None = None) -> None:
         self._rank = rank
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
-        zmq_limits.LOCAL.apply(self._socket)
-        secure_client(self._socket, secret)
-        self._socket.set(zmq.IPV6, 1)
+        self._socket = report_socket(address, secret)
         self._socket.set(zmq.LINGER, 0)
-        self._socket.connect(address)
 
     def send(self, faults: list[int]) -> None:
         """Sends the faults of one pass."""

@@ -23,11 +23,11 @@ from torch import Tensor
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove
 from mini_infer_engine.kv_host.pool_file import PoolFile
+from mini_infer_engine.kv_transfer.token_digests import MODULUS
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
-from mini_infer_engine.runtime.memory.page_codec import WORD_BYTES, PageCodec, make_codec, on_device
+from mini_infer_engine.runtime.memory.page_codec import WORD_BYTES, PageCodec, make_codec
+from mini_infer_engine.runtime.memory.page_digests import PageDigests
 
-GOLDEN = 0x9E3779B97F4A7C15
-"""2**64 over the golden ratio, which is odd."""
 OpenSharedPool = Callable[..., PoolFile]
 """Opens memory that several engines share, for pages of so many bytes and a layout of this name. `load_runner` adds the
 keywords `page_tokens` and `device`.
@@ -88,8 +88,7 @@ class CpuHostTier(HostTier):
         super().__init__(codec, num_pages, identity, shared)
         self._codec = codec
         self._parts = [part.numpy().view(np.uint64) for part in codec.parts]
-        with np.errstate(over="ignore"):
-            self._factors = (2 * np.arange(self.words.shape[1], dtype=np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
+        self._digests = PageDigests(codec.parts)
         self._requests: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._ended: deque[Moved] = deque()
         self._num_under_way = 0
@@ -121,12 +120,7 @@ class CpuHostTier(HostTier):
         return digest
 
     def _digest(self, row: int) -> int:
-        """Returns the digest of a row of all parts, as `kernels.page_digest` does."""
-        products = (
-            int(np.dot(part[row], self._factors[columns]))
-            for part, columns in zip(self._parts, self.columns, strict=True)
-        )
-        return sum(products) % (1 << 64)
+        return int(self._digests.of([row])) % MODULUS
 
     def _request(self, ticket: int, copy: Callable[[], list[int]]) -> None:
         begin_s = time.perf_counter()
@@ -190,7 +184,7 @@ class CudaHostTier(HostTier):
         self._storing: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch's
         self._loading: Any = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
         self._copies: deque[_Copy] = deque()
-        self._digests(codec, [0])  # compiles the kernel before any request
+        self._digests = {each: PageDigests(each.parts) for each in (self._storing_codec, self._loading_codec)}
 
     def store(self, ticket: int, moves: Sequence[PageMove]) -> None:
         """Copies pages of the GPU to main memory, after all passes launched so far."""
@@ -204,7 +198,7 @@ class CudaHostTier(HostTier):
                     pages = [move.source for move in some]
                     rows = codec.rows_of(pages)
                     codec.encode(pages)
-                    digests.append(self._digests(codec, rows))
+                    digests.append(self._digests[codec].of(rows))
                     for row, move in zip(rows, some, strict=True):
                         for part, columns in zip(codec.parts, self.columns, strict=True):
                             self._host[move.target, columns].copy_(part[row], non_blocking=True)
@@ -222,7 +216,7 @@ class CudaHostTier(HostTier):
                 for row, move in zip(rows, some, strict=True):
                     for part, columns in zip(codec.parts, self.columns, strict=True):
                         part[row].copy_(self._host[move.source, columns], non_blocking=True)
-                digests.append(self._digests(codec, rows))
+                digests.append(self._digests[codec].of(rows))
                 codec.decode(pages)
             self._end(ticket, digests, begin)
 
@@ -234,16 +228,6 @@ class CudaHostTier(HostTier):
         end.record()
         self._copies.append(_Copy(ticket, read, begin, end))
 
-    def _digests(self, codec: PageCodec, rows: Sequence[int]) -> Tensor:
-        from mini_infer_engine.kernels.page_digest import page_digests
-
-        places = on_device(rows, self._device)
-        parts = [
-            page_digests(part, places, columns.start, GOLDEN - (1 << 64))
-            for part, columns in zip(codec.parts, self.columns, strict=True)
-        ]
-        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
-
     def take(self) -> list[Moved]:
         """Returns the copies that have ended since the last call, without waiting."""
         ended = [copy for copy in self._copies if copy.end.query()]
@@ -253,7 +237,7 @@ class CudaHostTier(HostTier):
             Moved(
                 copy.ticket,
                 copy.begin.elapsed_time(copy.end) / 1000,
-                [digest % (1 << 64) for digest in copy.digests.tolist()],
+                [digest % MODULUS for digest in copy.digests.tolist()],
             )
             for copy in ended
         ]

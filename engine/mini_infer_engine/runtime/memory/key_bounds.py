@@ -10,6 +10,7 @@ from torch import Tensor
 from mini_infer_engine.config.options.kv_selection import DENSE_LAYERS
 from mini_infer_engine.core.batch import PageCopy, Transfers
 from mini_infer_engine.models.kv_spec import KVSpec
+from mini_infer_engine.runtime.memory.page_swaps import swap_rows
 from mini_infer_engine.runtime.memory.zero_memory import zeros
 
 
@@ -36,10 +37,7 @@ class KeyBounds:
 
     def swap(self, transfers: Transfers) -> None:
         """Queues copies to main memory and from there."""
-        for swap in transfers.swap_out:
-            self.host_pages[swap.host_page].copy_(self.pages[swap.device_page], non_blocking=True)
-        for swap in transfers.swap_in:
-            self.pages[swap.device_page].copy_(self.host_pages[swap.host_page], non_blocking=True)
+        swap_rows(self.pages, self.host_pages, transfers)
 
     def copy(self, copies: list[PageCopy]) -> None:
         """Queues copies on the device, one after the other. Those of a part of a page mean nothing until its copy is

@@ -15,6 +15,7 @@ from mini_infer_engine.models.kv_spec import SCALE_DTYPE, KVSpec
 from mini_infer_engine.runtime.memory.cache_memory import cache_memory
 from mini_infer_engine.runtime.memory.hidden_pages import HiddenPages
 from mini_infer_engine.runtime.memory.key_bounds import KeyBounds
+from mini_infer_engine.runtime.memory.page_swaps import swap_rows
 from mini_infer_engine.runtime.memory.state_pool import StatePool
 from mini_infer_engine.runtime.memory.swap_digests import SwapCheck, SwapDigests
 
@@ -120,10 +121,7 @@ class KVPool:
         """Queues copies to main memory and from there."""
         if self.states is not None:
             self.states.swap(transfers)
-        for swap in transfers.swap_out:
-            self.host_pages[swap.host_page].copy_(self.storage[swap.device_page], non_blocking=True)
-        for swap in transfers.swap_in:
-            self.storage[swap.device_page].copy_(self.host_pages[swap.host_page], non_blocking=True)
+        swap_rows(self.storage, self.host_pages, transfers)
         for beside in self._beside:
             beside.swap(transfers)
         self.swap_check = self._check(transfers)

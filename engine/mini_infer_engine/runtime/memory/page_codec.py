@@ -7,9 +7,11 @@ rows of staging memory on the device, where pages are packed before a store and 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from mini_infer_engine.device import to_device
 from mini_infer_engine.models.kv_spec import SCALE_DTYPE
 from mini_infer_engine.runtime.memory import int4_rows
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
@@ -120,7 +122,7 @@ class PackedPages:
         if self._pages.is_cuda:
             from mini_infer_engine.kernels.int4_pages import pack_pages
 
-            pack_pages(self._pages, on_device(pages, self._pages.device), codes, scales, self._tables)
+            pack_pages(self._pages, self._on_device(pages), codes, scales, self._tables)
         else:
             for row, page in enumerate(pages):
                 packed = int4_rows.pack_rows(self._pages[page])
@@ -136,7 +138,7 @@ class PackedPages:
         if self._pages.is_cuda:
             from mini_infer_engine.kernels.int4_pages import unpack_pages
 
-            unpack_pages(codes, scales, self._pages, on_device(pages, self._pages.device), self._tables)
+            unpack_pages(codes, scales, self._pages, self._on_device(pages), self._tables)
         else:
             for row, page in enumerate(pages):
                 target = self._pages[page]
@@ -145,6 +147,9 @@ class PackedPages:
         for staged, part in zip(beside, self._beside, strict=True):
             for row, page in enumerate(pages):
                 part[page].copy_(staged[row], non_blocking=True)
+
+    def _on_device(self, pages: Sequence[int]) -> Tensor:
+        return to_device(np.array(pages, np.int64), self._pages.device)
 
     def _fields(self, num_pages: int) -> list[Tensor]:
         """Returns views of the first rows: codes [pages, bytes] uint8, scales [pages, rows], other parts as words."""
@@ -161,22 +166,9 @@ def device_tables(row_size: int, dtype: torch.dtype, device: torch.device) -> "I
     return Int4Tables(rotation, *(torch.tensor(x, device=device) for x in (int4_rows.THRESHOLDS, int4_rows.LEVELS)))
 
 
-def on_device(numbers: Sequence[int], device: torch.device) -> Tensor:
-    """Queues a copy of numbers to a GPU; returns them as [n] int64."""
-    return torch.tensor(numbers, dtype=torch.int64).pin_memory().to(device, non_blocking=True)
-
-
-def page_words(pool: KVPool) -> list[Tensor]:
-    """Returns all memory of a pool's pages as words [pages, words] int64: keys and values, and hidden states if a draft
-    reads any.
-    """
-    parts = [pool.storage] if pool.hidden is None else [pool.storage, pool.hidden.pages.flatten(1)]
-    return [part.view(torch.int64) for part in parts]
-
-
 def make_codec(pool: KVPool, tier_dtype: str) -> PageCodec:
     """Returns a codec of a pool's pages for `--kv-tier-dtype`, which `check_tier_dtype` has found to suit the pool."""
-    parts = page_words(pool)
+    parts = pool.words()
     if tier_dtype == "auto":
         return RawPages(parts)
     spec = pool.spec
