@@ -23,6 +23,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from benchmarks.common.shared_data import find_shared
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_gateway.fleet.return_times import ReturnTimes
 
@@ -45,14 +46,6 @@ class Turn:
     blocks: tuple[int, ...]
     answer_s: float
     """Seconds from its first token to its last."""
-
-
-def find_trace() -> Path | None:
-    """Returns the trace's file in shared/data beside the checkout; None if it is not there."""
-    for parent in Path(__file__).resolve().parents:
-        if (candidate := parent / "shared" / "data" / TRACE).is_file():
-            return candidate
-    return None
 
 
 def turns(path: Path, seed: int) -> list[Turn]:
@@ -213,7 +206,7 @@ def main() -> int:
     parser.add_argument("--json", metavar="FILE", type=Path, help="writes the figures there, too")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="loads to average over (default: 3)")
     options = parser.parse_args()
-    path = find_trace()
+    path = find_shared(TRACE)
     if path is None:
         print(f"shared/data/{TRACE} is not there: nothing to serve")
         return 1

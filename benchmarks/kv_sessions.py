@@ -28,12 +28,14 @@ import random
 import tempfile
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.shared_data import find_shared
 from mini_infer_engine.config.model.kv_groups import UNIFORM
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core import engine as engine_module
@@ -94,18 +96,10 @@ VARIANTS = (
 )
 
 
-def find_trace() -> Path | None:
-    """Returns the trace's file in shared/data beside the checkout; None if it is not there."""
-    for parent in Path(__file__).resolve().parents:
-        if (candidate := parent / "shared" / "data" / TRACE).is_file():
-            return candidate
-    return None
-
-
 def recorded() -> list[list[dict[str, Any]]]:
     """Returns the rows of each session, in order. Without the trace, sessions whose prompts grow by four blocks."""
     sessions: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    if (path := find_trace()) is not None:
+    if (path := find_shared(TRACE)) is not None:
         with lzma.open(path, "rt") as lines:
             for line in lines:
                 row = json.loads(line)
@@ -227,7 +221,7 @@ class ModelledHost:
 
     def page_memory(self, page: int) -> memoryview:
         """Is never called: there is no disk."""
-        raise NotImplementedError(page)
+        raise AssertionError(page)
 
 
 class ModelledRunner:
@@ -421,11 +415,7 @@ def modelled(args: argparse.Namespace, sessions: list[list[Turn]]) -> Iterator[d
     try:
         warm = run(VARIANTS[0], 4 * sum(len(one.blocks) for turns in sessions for one in turns))
         peak = int(peak_blocks(warm.spans) * pages_per_block)
-        for over_commit in args.over_commit:
-            yield _row(over_commit, VARIANTS[0], warm, warm)
-            for variant in VARIANTS[1:]:
-                if variant.name in args.variants:
-                    yield _row(over_commit, variant, run(variant, int(peak / over_commit)), warm)
+        yield from _rows(args, run, warm, peak)
     finally:
         engine_module.time = time
 
@@ -460,26 +450,30 @@ def measured(args: argparse.Namespace, sessions: list[list[Turn]]) -> Iterator[d
             run(VARIANTS[0], num_pages)  # compiles, and learns rates
             warm = run(VARIANTS[0], num_pages)
             peak = peak_blocks(warm.spans) * args.tokens_per_block // runner.page_size
-            for over_commit in args.over_commit:
-                yield _row(over_commit, VARIANTS[0], warm, warm)
-                for variant in VARIANTS[1:]:
-                    if variant.name in args.variants:
-                        yield _row(over_commit, variant, run(variant, int(peak / over_commit)), warm)
+            yield from _rows(args, run, warm, peak)
         finally:
             runner.num_pages = num_pages
 
 
-class _host_of:  # noqa: N801 - a context manager
+@contextmanager
+def _host_of(runner: Any, host: Any, variant: Variant) -> Iterator[None]:
     """Gives a runner its main memory for a variant that has some, and takes it away for others."""
+    runner.host_memory = host if variant.has_host else None
+    try:
+        yield
+    finally:
+        runner.host_memory = host
 
-    def __init__(self, runner: Any, host: Any, variant: Variant) -> None:
-        self._runner, self._host, self._variant = runner, host, variant
 
-    def __enter__(self) -> None:
-        self._runner.host_memory = self._host if self._variant.has_host else None
-
-    def __exit__(self, *_: object) -> None:
-        self._runner.host_memory = self._host
+def _rows(
+    args: argparse.Namespace, run: Callable[[Variant, int], Figures], warm: Figures, peak: int
+) -> Iterator[dict[str, Any]]:
+    """Yields the figures of each over-commit of `peak` pages and variant, beside those of an engine with room."""
+    for over_commit in args.over_commit:
+        yield _row(over_commit, VARIANTS[0], warm, warm)
+        for variant in VARIANTS[1:]:
+            if variant.name in args.variants:
+                yield _row(over_commit, variant, run(variant, int(peak / over_commit)), warm)
 
 
 def _serve(

@@ -5,10 +5,9 @@ with a growing prompt; some turns fan out to several at once, which are joined b
 one turn. Knows no engines and no routing.
 """
 
-from dataclasses import replace
 from random import Random
 
-from benchmarks.routing.workload import Blocks, Follow, SimulatedRequest, Workload
+from benchmarks.routing.workload import Blocks, Follow, SimulatedRequest, Workload, in_order
 
 BLOCK_TOKENS = 128
 ROOTS, TURNS = 16, 12
@@ -74,16 +73,4 @@ def agents(count: int, *, seed: int = 3) -> Workload:
             follows |= job.follows
             session += 1
             start_s += 0.01
-    return _in_order(requests, follows)
-
-
-def _in_order(requests: list[SimulatedRequest], follows: dict[int, Follow]) -> Workload:
-    """Numbers them by their guessed arrivals, as every workload is."""
-    ordered = sorted(requests, key=lambda request: request.arrival_s)
-    new = {request.number: position for position, request in enumerate(ordered)}
-    renamed = {
-        new[number]: replace(follow, numbers=tuple(new[one] for one in follow.numbers))
-        for number, follow in follows.items()
-    }
-    numbered = tuple(replace(request, number=position) for position, request in enumerate(ordered))
-    return Workload("agents", BLOCK_TOKENS, numbered, renamed)
+    return in_order("agents", BLOCK_TOKENS, requests, follows)

@@ -4,10 +4,9 @@ They are those of benchmarks/kv_sessions.py. Knows no engines and no routing.
 """
 
 from argparse import Namespace
-from dataclasses import replace
 
 from benchmarks.kv_sessions import RECORDED_BLOCK_TOKENS, load
-from benchmarks.routing.workload import Follow, SimulatedRequest, Workload
+from benchmarks.routing.workload import Follow, SimulatedRequest, Workload, in_order
 
 NOMINAL_ANSWER_S = 2.0
 """Taken for an answer's time where a request's own arrival is guessed."""
@@ -38,11 +37,4 @@ def recorded_agents(copies: int, *, seed: int = 0, sessions: int = 25, turns: in
             requests.append(SimulatedRequest(number, at_s, prompt, turn.output_tokens, blocks, session))
             if position:
                 follows[number] = Follow((number - 1,), turn.think_s)
-    ordered = sorted(requests, key=lambda request: request.arrival_s)
-    new = {request.number: position for position, request in enumerate(ordered)}
-    renamed = {
-        new[number]: replace(follow, numbers=tuple(new[one] for one in follow.numbers))
-        for number, follow in follows.items()
-    }
-    numbered = tuple(replace(request, number=position) for position, request in enumerate(ordered))
-    return Workload("recorded agents", RECORDED_BLOCK_TOKENS, numbered, renamed)
+    return in_order("recorded agents", RECORDED_BLOCK_TOKENS, requests, follows)

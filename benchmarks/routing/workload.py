@@ -7,10 +7,12 @@ import json
 import lzma
 import os
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
+
+from benchmarks.common.shared_data import find_shared
 
 MOONCAKE_BLOCK_TOKENS = 512
 MOONCAKE_TICK_S = 3.0
@@ -74,6 +76,20 @@ class Workload:
         return replace(self, requests=tuple(requests))
 
 
+def in_order(
+    name: str, block_tokens: int, requests: Iterable[SimulatedRequest], follows: Mapping[int, Follow]
+) -> Workload:
+    """Returns a workload whose requests are numbered by their guessed arrivals, as every workload's are."""
+    ordered = sorted(requests, key=lambda request: request.arrival_s)
+    new = {request.number: position for position, request in enumerate(ordered)}
+    renamed = {
+        new[number]: replace(follow, numbers=tuple(new[one] for one in follow.numbers))
+        for number, follow in follows.items()
+    }
+    numbered = tuple(replace(request, number=position) for position, request in enumerate(ordered))
+    return Workload(name, block_tokens, numbered, renamed)
+
+
 def find_mooncake(path: str | None = None) -> Path | None:
     """The trace's file: as given, else $MINI_INFER_MOONCAKE_TRACE, else shared/data beside the checkout; None: absent.
 
@@ -81,11 +97,7 @@ def find_mooncake(path: str | None = None) -> Path | None:
     """
     if named := path or os.environ.get(TRACE_VARIABLE):
         return Path(named) if Path(named).is_file() else None
-    for parent in Path(__file__).resolve().parents:
-        candidate = parent / "shared" / "data" / TRACE_FILE
-        if candidate.is_file():
-            return candidate
-    return None
+    return find_shared(TRACE_FILE)
 
 
 def mooncake(path: Path, count: int | None = None) -> Workload:

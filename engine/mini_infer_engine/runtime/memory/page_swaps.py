@@ -1,4 +1,4 @@
-"""Copies rows of pages between a device and main memory: keys and values of preempted sequences, and what lies beside."""
+"""Copies rows of pages between a device and main memory, for preempted sequences."""
 
 from torch import Tensor
 
