@@ -7,7 +7,6 @@ decode's falls, and both come back. Nobody but the autoscalers may write the num
 
 import math
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -19,6 +18,7 @@ import yaml
 from mini_infer_operator.resource import LABEL_ROLE
 from tests.e2e.cluster import Cluster, wait_until
 from tests.e2e.commands import log_line
+from tests.e2e.watcher import Watcher
 from tests.support.stub_metrics import GROUP, StubMetrics
 
 NAMESPACE, NAME = "default", "scaled"
@@ -41,37 +41,28 @@ def demand(role: str, at_share: float, now_s: float) -> float:
     return TARGET * level * (1 + NOISE * noise)
 
 
-class Watcher:
+class ScalerWatcher(Watcher):
     """Notes each change of a scaler's number, and who made it, until stopped."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._cluster, self._stop = cluster, threading.Event()
-        self._thread = threading.Thread(target=self._run, name="scalers")
+        super().__init__()
+        self._cluster = cluster
         self.changes: dict[str, list[tuple[float, int]]] = {role: [] for role in ROLES}
         self.writers: set[str] = set()
         self._begun_s = time.monotonic()
 
-    def __enter__(self) -> "Watcher":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.wait(0.5):
-            for role in ROLES:
-                (scaler,) = self._cluster.read("InferenceScaler", NAMESPACE, f"{NAME}-{role}")
-                number, seen = scaler["spec"].get("replicas"), self.changes[role]
-                if number is not None and (not seen or seen[-1][1] != number):
-                    seen.append((round(time.monotonic() - self._begun_s, 1), number))
-                    log_line(f"autoscalers: {role} {number}")
-                self.writers |= {
-                    str(entry["manager"])
-                    for entry in scaler["metadata"].get("managedFields", ())
-                    if "f:replicas" in entry.get("fieldsV1", {}).get("f:spec", {})
-                }
+    def _look(self) -> None:
+        for role in ROLES:
+            (scaler,) = self._cluster.read("InferenceScaler", NAMESPACE, f"{NAME}-{role}")
+            number, seen = scaler["spec"].get("replicas"), self.changes[role]
+            if number is not None and (not seen or seen[-1][1] != number):
+                seen.append((round(time.monotonic() - self._begun_s, 1), number))
+                log_line(f"autoscalers: {role} {number}")
+            self.writers |= {
+                str(entry["manager"])
+                for entry in scaler["metadata"].get("managedFields", ())
+                if "f:replicas" in entry.get("fieldsV1", {}).get("f:spec", {})
+            }
 
 
 def autoscalers(cluster: Cluster, address: str, duration_s: float) -> tuple[dict[str, Any], int]:
@@ -93,7 +84,7 @@ def autoscalers(cluster: Cluster, address: str, duration_s: float) -> tuple[dict
         stub.start()
         try:
             cluster.apply(yaml.safe_dump_all([*stub.manifests(), *(_autoscaler(role) for role in ROLES)]))
-            with Watcher(cluster) as watcher:
+            with ScalerWatcher(cluster) as watcher:
                 time.sleep(duration_s)
             settled = {role: _ready(cluster, role) for role in ROLES}
         finally:

@@ -7,13 +7,12 @@ import json
 import time
 from typing import Any
 
-import httpx
 import yaml
 
 from mini_infer_operator.launch import cached_folder
 from tests.e2e.cluster import Cluster, NodeCluster, wait_until
 from tests.e2e.commands import log_line
-from tests.e2e.questions import ANSWER, QUESTION
+from tests.e2e.questions import wait_for_answer
 from tests.e2e.soak import engine_image
 
 NAMESPACE, CLAIM, SOURCE = "default", "weights", "model-source"
@@ -91,14 +90,7 @@ def _filled_once(
 
     wait_until(f"{name} ready", is_ready, 240, every_s=0.2)
     ready_s = round(time.monotonic() - begun_s, 1)
-    body = {"model": name, "messages": QUESTION, "temperature": 0, "max_tokens": 60}
-
-    def answer() -> str:
-        response = httpx.post(f"{gateway_url}/v1/chat/completions", json=body, timeout=60)
-        return str(response.json()["choices"][0]["message"]["content"]) if response.status_code == 200 else ""
-
-    text = wait_until(f"an answer of {name}", answer, timeout_s=60)
-    assert ANSWER in text, text
+    wait_for_answer(gateway_url, name, timeout_s=60)
     states = [state.get("state") for state in seen]
     assert states[-1] == "Ready", seen
     if not of:

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
-import httpx
 import pytest
 
 from mini_infer_contract.metrics import ENGINE_KV_TRANSFER_BYTES
 from mini_infer_operator.resource import LABEL_ROLE, LABEL_SERVICE
 from tests.e2e.cluster import Cluster, wait_until
 from tests.e2e.commands import ROOT, log_line
-from tests.e2e.questions import ANSWER, QUESTION
+from tests.e2e.questions import QUESTION, wait_for_answer
 from tests.e2e.release import RELEASE, SYSTEM, Release
 from tests.support.leader_worker_sets import leader_worker_sets
 
@@ -107,7 +106,7 @@ def test_no_request_fails_with_prefill_and_decode_apart(cluster: Cluster, releas
     conditions = pair.kubectl("get", "infsvc", "pair")
     assert conditions.splitlines()[1].split()[6:8] == ["1/1", "2/2"], conditions
     with cluster.reach(SYSTEM, f"{RELEASE}-gateway") as url:
-        send_request(url, "pair")
+        wait_for_answer(url, "pair", timeout_s=30)
         assert pair.moved_bytes() > 0, "no KV cache went from prefill to decode"
         asyncio.run(streams(url, "pair", lambda: pair.lose_one_of("prefill")))
         asyncio.run(streams(url, "pair", lambda: pair.lose_one_of("decode")))
@@ -118,7 +117,7 @@ def test_no_request_fails_when_a_rank_is_killed(cluster: Cluster, release: Relea
     release.wait()
     tensor.start(replicas=2)
     with cluster.reach(SYSTEM, f"{RELEASE}-gateway") as url:
-        send_request(url, "tensor")
+        wait_for_answer(url, "tensor", timeout_s=30)
         asyncio.run(streams(url, "tensor", tensor.kill_a_rank))
 
 
@@ -130,7 +129,7 @@ def test_a_two_pod_group_drains_and_restarts_together(cluster: Cluster, release:
         cluster.reach(SYSTEM, f"{RELEASE}-gateway") as url,
     ):
         group.start()
-        send_request(url, "group")
+        wait_for_answer(url, "group", timeout_s=30)
         before = group.pods()
         # What `kubectl drain` of its node does to a worker of the only group: nobody else could go on with its streams.
         asyncio.run(streams(url, "group", lambda: cluster.evict(max(before), namespace), count=150))
@@ -139,7 +138,7 @@ def test_a_two_pod_group_drains_and_restarts_together(cluster: Cluster, release:
         before = group.pods()
         asyncio.run(streams(url, "group", lambda: group.lose(max(before))))
         anew(group, before)
-        send_request(url, "group")
+        wait_for_answer(url, "group", timeout_s=30)
         log_line("one of two groups of two pods lost a member, and started anew as a whole")
 
 
@@ -147,18 +146,6 @@ def anew(group: Example, before: dict[str, str]) -> None:
     """Wait until both pods are others and the service is ready."""
     wait_until("a whole group anew", lambda: len(set(group.pods().values()) - {*before.values()}) == 2, timeout_s=60)
     group.ready()
-
-
-def send_request(url: str, model: str) -> None:
-    """The right answer through the gateway, which may hear of a new engine a moment later than we do."""
-    body = {"model": model, "messages": QUESTION, "temperature": 0, "max_tokens": 60}
-
-    def answer() -> str:
-        response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
-        return str(response.json()["choices"][0]["message"]["content"]) if response.status_code == 200 else ""
-
-    text = wait_until(f"an answer of {model}", answer, timeout_s=30)
-    assert ANSWER in text, text
 
 
 async def streams(url: str, model: str, disturb: Callable[[], None], count: int = STREAMS) -> None:

@@ -1,7 +1,6 @@
 """Cycles of zero on a cluster: those of benchmarks/zero_cycles.py, with an engine in a pod."""
 
 import asyncio
-import threading
 import time
 from typing import Any
 
@@ -10,40 +9,34 @@ import yaml
 from benchmarks.zero_cycles import NAME, SERVICE, run
 from tests.e2e.cluster import Cluster, wait_until
 from tests.e2e.soak import is_leaving, is_ready
+from tests.e2e.watcher import Watcher
 
 NAMESPACE = "default"
 WHILE_IT_GOES = 3
 """Cycles whose requests come before the last engine has gone."""
 
 
-class Starts:
+class Starts(Watcher):
     """Notes when each engine's pod was made, its container started, and it was ready, until stopped."""
 
+    every_s = 0.1
+
     def __init__(self, cluster: Cluster) -> None:
-        self._cluster, self._stop = cluster, threading.Event()
-        self._thread = threading.Thread(target=self._run, name="starts")
+        super().__init__()
+        self._cluster = cluster
         self._seen: dict[str, dict[str, float]] = {}
 
-    def __enter__(self) -> "Starts":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.wait(0.1):
-            for pod in pods_of(self._cluster):
-                seen = self._seen.setdefault(pod["metadata"]["uid"], {})
-                states = [status["state"] for status in pod["status"].get("containerStatuses", ())]
-                reached = {
-                    "made": True,
-                    "runs": any("running" in state for state in states),
-                    "ready": is_ready(pod),
-                }
-                for stage in (stage for stage, is_there in reached.items() if is_there):
-                    seen.setdefault(stage, time.monotonic())
+    def _look(self) -> None:
+        for pod in pods_of(self._cluster):
+            seen = self._seen.setdefault(pod["metadata"]["uid"], {})
+            states = [status["state"] for status in pod["status"].get("containerStatuses", ())]
+            reached = {
+                "made": True,
+                "runs": any("running" in state for state in states),
+                "ready": is_ready(pod),
+            }
+            for stage in (stage for stage, is_there in reached.items() if is_there):
+                seen.setdefault(stage, time.monotonic())
 
     def after(self, begun_s: float) -> dict[str, float]:
         """Returns the seconds from then to each stage of the next engine's start."""

@@ -29,6 +29,20 @@ from mini_infer_engine.kv_transfer.worker import Identity, TransferWorker
 
 LAYOUT = KVLayout(num_layers=2, halves=2, page_size=16, num_heads=2, head_bytes=8, dtype="float32")
 SLOT_BYTES = LAYOUT.page_bytes
+
+
+@dataclass
+class FakeDigest:
+    """A digest that ends when its test says so."""
+
+    value: int = 0
+    end: Progress = "busy"
+
+    def progress(self) -> Progress:
+        """Returns the state that the test has set."""
+        return self.end
+
+
 WHERE = wire.TransportAddress(
     "fake",
     [

@@ -34,7 +34,7 @@ _REAP_S = 10.0
 class SharedHostIndex:
     """The pages of a shared pool by the key of their last block, and this engine's users of them.
 
-    It is its own `store`. Pages of which no engine is a user are evicted, the least recently used of all engines first.
+    Pages of which no engine is a user are evicted, the least recently used of all engines first.
     """
 
     def __init__(self, file: PoolFile, *, record_events: bool) -> None:
@@ -67,11 +67,6 @@ class SharedHostIndex:
         self._reap_at_s = 0.0
         self._reap(file.row)
         self.sync()
-
-    @property
-    def store(self) -> "SharedHostIndex":
-        """The pages as a store."""
-        return self
 
     @property
     def num_free(self) -> int:
@@ -283,7 +278,7 @@ class SharedHostIndex:
         for slot in list(self._pages.values()):
             self._forget_record(slot)
 
-    # Implements the store.
+    # Users of pages.
 
     def release_all(self, pages: Iterable[int]) -> None:
         """Removes a user from each page, in this order: the first is reused first."""

@@ -16,6 +16,7 @@ from mini_infer_engine.kv_transfer.staging_slots import Area
 from mini_infer_engine.kv_transfer.stats import Counters
 from mini_infer_engine.kv_transfer.topology.path_selection import Place
 from mini_infer_engine.kv_transfer.transport import Digest, How, Motion, Progress, TransportError
+from tests.support.transfer_peers import FakeDigest
 
 LAYOUT = KVLayout(num_layers=4, halves=2, page_size=16, num_heads=1, head_bytes=4, dtype="float32")
 PLACE = Place(ipc_domain="", has_rdma=False)
@@ -28,15 +29,6 @@ PEER = b"consumer/0"
 @dataclass
 class FakeMotion:
     num_bytes: int
-    end: Progress = "busy"
-
-    def progress(self) -> Progress:
-        return self.end
-
-
-@dataclass
-class FakeDigest:
-    value: int = 0
     end: Progress = "busy"
 
     def progress(self) -> Progress:
