@@ -62,20 +62,20 @@ class Method:
     """Options of the engine. Methods with equal ones share an engine, and its prefix cache."""
     policy: str | None = None
     share: float = 1.0
-    """Of a prompt's tokens that are retained."""
+    """Share of a prompt's tokens that is retained."""
     kept: Callable[["Sizes"], float] = lambda sizes: sizes.context * sizes.token_bytes
     """Bytes of keys and values of one sequence."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What bytes follow from."""
+    """The sizes of a model and its cache, from which bytes follow."""
 
     context: int
     token_bytes: int
-    """Of one token, as the engine stores it."""
+    """Bytes of one token, as the engine stores it."""
     tier_token_bytes: float
-    """The same in main memory."""
+    """Bytes of one token in main memory."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Work:
 
 
 def methods_of(args: argparse.Namespace) -> list[Method]:
-    """All methods that were chosen and whose options this engine has."""
+    """Returns the methods that were chosen and whose options this engine has."""
     found = [
         Method("full"),
         Method("int8 pages", {"kv_cache_dtype": "int8"}),
@@ -287,7 +287,7 @@ def measure(
 
 
 def share_found(texts: Sequence[str], numbers: Sequence[str]) -> float:
-    """How many of the numbers begin the answers."""
+    """Returns how many of the numbers begin the answers."""
     return sum(text.strip().startswith(number) for text, number in zip(texts, numbers, strict=True)) / len(numbers)
 
 

@@ -1,4 +1,4 @@
-"""What digests cost beside the copies that they prove: transfers by CUDA IPC, and swapping to pinned memory.
+"""Measures digests beside the copies that they prove: transfers by CUDA IPC, and swapping to pinned memory.
 
     python benchmarks/kv_digests.py --model qwen2.5-7b --out FILE
 

@@ -143,7 +143,7 @@ def transfers(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             flipped += 1
         return check(span, receiver)
 
-    transport.digest = flip  # type: ignore[method-assign]
+    transport.digest = flip  # type: ignore[method-assign]  # a fault on the way
     number = 0
     while flipped < args.flips:
         number += 1
@@ -186,13 +186,13 @@ def swaps(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             flipped += 1
         swap(pool, moves)
 
-    KVPool.swap = swap_flipped  # type: ignore[method-assign]
+    KVPool.swap = swap_flipped  # type: ignore[method-assign]  # a fault on the way
     while flipped < args.flips:
         engine.reset_prefix_cache()
         made = texts(engine, prompts, 90)
         wrong += sum(one != other for one, other in zip(made, expected, strict=True))
         compared += len(made)
-    KVPool.swap = swap  # type: ignore[method-assign]
+    KVPool.swap = swap  # type: ignore[method-assign]  # the fault is over
     found = engine.stats().kv_tiers.tiers["swap"].mismatches
     return row("swap", flipped, found, wrong, compared, begin_s)
 

@@ -1,4 +1,4 @@
-"""What decodes that select pages lose: divergence from full attention, perplexity, and needles that are found.
+"""Measures what decodes that select pages lose: divergence from full attention, perplexity, and needles.
 
     python benchmarks/kv_selection_quality.py --model smollm2 --tokens 4096 --page-sizes 16,64 --budgets 256,512,1024
 

@@ -76,7 +76,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What an engine has."""
+    """An engine by what it has below its device, and what it does with that."""
 
     name: str
     has_room: bool = False
@@ -175,7 +175,7 @@ class VirtualClock(Clock):
 
     def __init__(self) -> None:
         self.now_s = 1000.0
-        self.monotonic = self.time = lambda: self.now_s  # type: ignore[method-assign]
+        self.monotonic = self.time = lambda: self.now_s  # type: ignore[method-assign]  # of a real clock
 
     def wait_until(self, due_s: float) -> None:
         """Goes to this time."""
@@ -405,7 +405,7 @@ def modelled(args: argparse.Namespace, sessions: list[list[Turn]]) -> Iterator[d
 
     def run(variant: Variant, num_pages: int) -> Figures:
         clock = VirtualClock()
-        engine_module.time = clock  # type: ignore[attr-defined]
+        engine_module.time = clock  # type: ignore[attr-defined]  # it stands in for the module
         num_pages = max(num_pages, -(-max_model_len // PAGE_TOKENS) + 8)
         runner = ModelledRunner(num_pages, HOST_TIMES * num_pages * variant.has_host, clock)
         settings = EngineSettings(model="modelled", step_depth=0, max_num_seqs=args.max_num_seqs)

@@ -42,7 +42,7 @@ BLOCK_TOKENS = {"mooncake": 512, "agents": 64}
 TINY_BLOCK_TOKENS = {"mooncake": 128, "agents": 32}
 CONTENDERS = ("GPU", "+ host", "+ host, disk")
 _MOST_BLOCKS = 128
-"""Of a prompt of the Mooncake trace: longer ones would be most of the cache."""
+"""Most tokens of a prompt of the Mooncake trace: longer ones would be most of the cache."""
 _ANSWER_SHARE = {"mooncake": 4, "agents": 16}
 """Answers are shortened by so much more than prompts: prefill is what caches save."""
 

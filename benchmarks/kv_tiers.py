@@ -1,4 +1,4 @@
-"""What the prefix cache's tiers cost and save, one prompt or one load at a time.
+"""Measures what the prefix cache's tiers cost and save, one prompt or one load at a time.
 
     python benchmarks/kv_tiers.py --model qwen2.5-7b --part hit --lengths 512,2048,4096,8192 --out FILE
     python benchmarks/kv_tiers.py --model qwen2.5-7b --part copies --out FILE

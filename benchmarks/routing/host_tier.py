@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HostShape:
-    """How large and fast it is."""
+    """The size and the speed of main memory."""
 
     blocks: int = 0
     """0: there is none."""

@@ -27,7 +27,7 @@ ROLES = ("prefill", "decode")
 TARGET = 10.0
 """The demand that an autoscaler gives to one engine."""
 NOISE = 0.3
-"""As a share of the demand, either way."""
+"""Noise as a share of the demand, either way."""
 WINDOW_S = 60
 LEVELS: dict[str, tuple[float, float, float]] = {"prefill": (1.6, 3.0, 1.6), "decode": (3.0, 1.6, 3.0)}
 """The demand of each role in engines: in the first half of the time, the next quarter, and the last one."""

@@ -44,7 +44,7 @@ class Losses:
         self._service.ready()
 
     def restart_the_controllers(self) -> None:
-        """Of Deployments, and the scheduler."""
+        """Programs that work on Deployments, and the scheduler."""
         self._service.begin_edit()
         self._cluster.restart("kube-controller-manager")
         self._cluster.restart("kube-scheduler")

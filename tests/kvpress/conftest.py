@@ -7,4 +7,4 @@ from types import ModuleType
 for name in ("datasets", "fire", "requests"):
     if find_spec(name) is None:
         sys.modules[name] = ModuleType(name)
-        sys.modules[name].load_dataset = None  # type: ignore[attr-defined]
+        sys.modules[name].load_dataset = None  # type: ignore[attr-defined]  # modules have no such field

@@ -111,7 +111,7 @@ class Row(msgspec.Struct, gc=False):
     counts_attention: bool = False
     """True if the attention of the new tokens is added to the sums of the tokens to which they attend (H2O)."""
     compaction: Compaction | None = None
-    """What becomes of the cached tokens once the pass has been computed; None if all stay where they are."""
+    """The compaction of the cached tokens once the pass has been computed; None if all stay where they are."""
 
     @property
     def page_tables(self) -> Sequence[Sequence[int]]:
@@ -279,7 +279,7 @@ class Runner(Protocol):
     """Main memory for pages of preempted sequences; `NO_SWAP` if there is none and they are recomputed."""
 
     eviction_obstacle: str | None
-    """What of the model or the runner rules out sequences that lose cached tokens, as the end of a sentence; None if
+    """The part of model or runner that rules out sequences that lose cached tokens, as a sentence's end; None if
     nothing does.
     """
 

@@ -402,7 +402,7 @@ class KVCacheManager:
 
     @property
     def swap_stats(self) -> TierStats | None:
-        """What main memory for preempted sequences does; None if there is none. Its blocks cannot be hit."""
+        """Counters of main memory for preempted sequences; None if there is none. Its blocks cannot be hit."""
         store, space = self.host_pages, self._swap_space
         if not store.num_pages:
             return None

@@ -18,7 +18,7 @@ _LOOK_MS = 100
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """What one rank has found in one pass."""
+    """A report of one rank on one pass."""
 
     rank: int
     faults: list[int]

@@ -38,7 +38,7 @@ process that creates the pool may take a minute to allocate its memory.
 """
 _RETRY_S = 2e-5
 _CHANGES_AT = 1024
-"""Where the counter of changes is in the first block of the file."""
+"""The offset of the counter of changes, in the first block of the file."""
 
 
 def aligned(num_bytes: int) -> int:

@@ -85,7 +85,7 @@ class _Check:
     """The proof of what has arrived, before the job is reported as done."""
 
     digest: Digest
-    """That of the tokens in the job's pages, and of the state at its slot."""
+    """The digest of the tokens in the job's pages, and of the state at its slot."""
     expected: int
     """The producer's."""
     done: events.TransferDone

@@ -94,7 +94,7 @@ class _Read:
     staged: list[StagedWrite] = field(default_factory=list)
     """Staged writes to the consumer that have not ended. What else was granted the consumer reads from pool to pool."""
     digested: "tuple[events.Grant, Digest] | None" = None
-    """What the core has granted, while its digest is computed: the consumer is told of both."""
+    """The core's grant, while its digest is computed: the consumer is told of both."""
 
 
 @dataclass(slots=True)

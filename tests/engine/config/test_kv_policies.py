@@ -22,7 +22,7 @@ from mini_infer_engine.config.options.settings import EngineSettings
 def test_a_requests_fields_come_before_the_engines_options(
     options: dict[str, object], name: KVPolicyName | None, budget: int | None, policy: KVPolicy | None
 ) -> None:
-    settings = EngineSettings(model="m", **options)  # type: ignore[arg-type]
+    settings = EngineSettings(model="m", **options)  # type: ignore[arg-type]  # of all fields
     assert policy_of_request(name, budget, settings) == policy
 
 
@@ -54,7 +54,7 @@ def test_the_field_is_named_when_a_request_is_at_fault(name: KVPolicyName, budge
 )
 def test_an_engine_is_refused_when_its_options_do_not_go_together(options: dict[str, object], flag: str) -> None:
     with pytest.raises(ValueError, match=flag):
-        EngineSettings(model="m", **options)  # type: ignore[arg-type]
+        EngineSettings(model="m", **options)  # type: ignore[arg-type]  # of all fields
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from mini_infer_engine.runtime.memory.kv_pool import KVPool
 
 @dataclass(slots=True)
 class Observation:
-    """What a pass observes of one row, layer by layer."""
+    """The queries and scores that a pass observes of one row, layer by layer."""
 
     tokens: slice
     """The row's last tokens in the pass, whose queries are observed."""

@@ -162,7 +162,7 @@ class KVPool:
 
     @property
     def _beside(self) -> list[HiddenPages | KeyBounds]:
-        """What lies beside the pages under their ids, and is copied with them."""
+        """The tensors that lie beside the pages under their ids, and are copied with them."""
         return [beside for beside in (self.hidden, self.bounds) if beside is not None]
 
     def read_keys(self, layer: int, pages: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ class SwapDigests:
 
 
 class SwapCheck:
-    """What a pass has found out about the pages and states that came back before it."""
+    """A check of the pages and states that came back before a pass."""
 
     def __init__(self, faults: Tensor) -> None:
         """Takes True for each page and each state that came back with other bytes."""
