@@ -44,3 +44,11 @@ def test_fields_of_policies_reach_the_engine(
     answer = server.client.post(path, json={"model": "dry", **body, **fields})
     assert answer.status_code == (200 if named is None else 400), answer.text
     assert named is None or named in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"kv_policy": "snapkv"}, {"kv_budget": 100}, {"kv_policy": "snapkv", "kv_budget": 3}]
+)
+def test_the_budget_is_the_parameter_at_fault(server: DryServer, fields: dict[str, Any]) -> None:
+    answer = server.client.post("/v1/chat/completions", json={"model": "dry", **CHAT, **fields})
+    assert answer.json()["error"]["param"] == "kv_budget"
