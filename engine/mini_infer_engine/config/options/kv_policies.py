@@ -56,7 +56,7 @@ def kv_policy(name: KVPolicyName, budget: int | None) -> KVPolicy | None:
     if name == "full":
         return None
     if budget is None:
-        raise ValueError(f"kv_budget is missing, and kv_policy {name!r} needs one: say how many tokens a sequence keeps")
+        raise ValueError(f"kv_budget is missing, and kv_policy {name!r} needs one: say how many tokens are kept")
     least, room = _LEAST_BUDGETS[name]
     if budget < least:
         raise ValueError(
@@ -72,7 +72,7 @@ def policy_of_request(name: KVPolicyName | None, budget: int | None, options: En
     """
     chosen = options.kv_policy if name is None else name
     if chosen == "full" and budget is not None:
-        raise ValueError("kv_budget is given, and nothing is evicted with kv_policy 'full': choose a policy, or leave it out")
+        raise ValueError("kv_budget needs a policy, and kv_policy 'full' evicts nothing: choose one, or leave it out")
     if chosen == "h2o" and options.kv_policy != "h2o":
         raise ValueError(
             "kv_policy 'h2o' sums attention up in memory that only an engine with --kv-policy h2o has: choose another"
