@@ -116,7 +116,7 @@ def test_experts_compute_their_tokens(
     ("tokens", "experts", "top_k", "hidden", "width", "dtype"),
     cases(
         [(3, 3, 2, 64, 32, FP32)],
-        [(tokens, 32, 4, 2880, 2880, BF16) for tokens in (1, 2, 100)]
+        [(tokens, 32, 4, 2880, 2880, BF16) for tokens in (1, 2, 36, 100)]
         + [(tokens, 16, 4, 512, 416, BF16) for tokens in (300, 1100)],
     ),
 )

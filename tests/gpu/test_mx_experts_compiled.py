@@ -18,11 +18,13 @@ from tests.gpu.compiled_for_hopper import Compiled, pretend_hopper, print_proper
 
 pretend_hopper()
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight
-from mini_infer_engine.kernels.moe import mx_experts
+from mini_infer_engine.kernels.moe import mx_experts, mx_few_rows
 from mini_infer_engine.kernels.moe.route import Routing
 
 mean_rows, is_gated, size = float(sys.argv[1]), sys.argv[2] == "gated", 2880
-mx_experts._mx_experts = compiled = Compiled(mx_experts._mx_experts)
+module, kernel = (mx_few_rows, "_few_rows") if mean_rows <= mx_experts.FEW_ROWS else (mx_experts, "_mx_experts")
+compiled = Compiled(getattr(module, kernel))
+setattr(module, kernel, compiled)
 tokens = 32
 numbers = torch.zeros(32, tokens, dtype=torch.int32)
 routing = Routing(torch.zeros(tokens, 4), numbers[:tokens, :4], numbers[:, 0], numbers, False)
@@ -30,14 +32,17 @@ values = torch.zeros(1, size, size // 2, dtype=torch.uint8)
 weight = GroupedWeight("mxfp4", values, torch.zeros(1, size, 96, dtype=torch.bfloat16), size, 32)
 x, out = torch.zeros(tokens, size, dtype=torch.bfloat16), torch.zeros(tokens * 4, size, dtype=torch.bfloat16)
 bias = torch.zeros(32, 2 * size, dtype=torch.bfloat16)
-height, tile = mx_experts.mx_tile(mean_rows)
-mx_experts.mx_product(x, routing, weight, out, height, tile, is_gated=is_gated, bias=bias, limit=7.0)
+if mean_rows <= mx_experts.FEW_ROWS:
+    mx_few_rows.few_rows_product(x, routing, weight, out, is_gated=is_gated, bias=bias, limit=7.0)
+else:
+    height, tile = mx_experts.mx_tile(mean_rows)
+    mx_experts.mx_product(x, routing, weight, out, height, tile, is_gated=is_gated, bias=bias, limit=7.0)
 print_properties(compiled.made)
 """
 
 
 @pytest.mark.parametrize("product", ["gated", "down"])
-@pytest.mark.parametrize("mean_rows", [4, 16, 64, 128, 512])
+@pytest.mark.parametrize("mean_rows", [8, 16, 64, 128, 512])
 def test_products_read_weights_from_registers_beside_other_instructions_when_compiled_for_hopper(
     mean_rows: int, product: str, tmp_path: Path
 ) -> None:
@@ -47,3 +52,11 @@ def test_products_read_weights_from_registers_beside_other_instructions_when_com
     assert properties.spilled_bytes == 0
     _, tile = mx_tile(mean_rows)
     assert properties.shared_bytes * (1 if tile.num_warps == 8 else 2) <= 227 << 10
+
+
+@pytest.mark.parametrize("product", ["gated", "down"])
+def test_sixteen_programs_of_few_rows_fit_an_sm_when_compiled_for_hopper(product: str, tmp_path: Path) -> None:
+    properties = properties_of(PROGRAM, 4, product, cache=tmp_path)
+    assert properties.spilled_bytes == 0
+    assert properties.registers <= 128
+    assert properties.shared_bytes * 16 <= 227 << 10

@@ -288,7 +288,7 @@ class TritonOps:
         }
         if isinstance(gate_up, GroupedWeight) and gate_up.kind == "mxfp4":
             assert isinstance(down, GroupedWeight)
-            return mx_experts(x, routing, gate_up, down, **options)
+            return mx_experts(x, routing, gate_up, down, pdl=self._policy.pdl, **options)
         if tiles is None:
             return expert_gemv(x, routing, gate_up, down, **options)
         return grouped_experts(x, routing, gate_up, down, tiles, **options)

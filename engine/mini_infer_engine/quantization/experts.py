@@ -68,7 +68,9 @@ class QuantizedExperts:
             moe.gate_up_proj, moe.down_proj = (nn.Parameter(weight, requires_grad=False) for weight in both)
             return
         if self.dtype == torch.bfloat16 and multiplies_mx_in_registers(device):
-            gate_up, down = ordered_for_mx_experts(gate_up), ordered_for_mx_experts(down)
+            ordered = ordered_for_mx_experts(gate_up), ordered_for_mx_experts(down)
+            if ordered[0].kind == ordered[1].kind:  # one kernel or the other computes both
+                gate_up, down = ordered
         self._stacks = _Stack(gate_up), _Stack(down)
         for name, stack in zip(("gate_up_stack", "down_stack"), self._stacks, strict=True):
             moe.add_module(name, stack)

@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mini_infer_engine.kernels.gemm.mx_order import FACTOR_OF_SCALE, GROUP_COLUMNS, mx_ordered, mx_scales, mx_unordered
+from mini_infer_engine.kernels.gemm.mx_order import (
+    BLOCK_ROWS,
+    GROUP_COLUMNS,
+    mx_ordered,
+    mx_scales,
+    mx_scales_of_rows,
+    mx_unordered,
+)
 
 Kind = Literal["int8", "fp8", "int4", "fp4", "mxfp4"]
 """mxfp4: 4-bit floats in the order of `mx_order`, with a power of two for 32 columns; `moe.mx_experts` reads them."""
@@ -78,7 +85,8 @@ class GroupedWeight:
 def ordered_for_mx_experts(weight: GroupedWeight) -> GroupedWeight:
     """Arranges a stack for `moe.mx_experts`, or returns it as it is if that kernel has no such weights."""
     is_mx = weight.kind == "fp4" and weight.group == GROUP_COLUMNS and weight.scales.dtype == torch.uint8
-    if not is_mx or weight.k % GROUP_COLUMNS or weight.factors is not None or weight.order is not None:
+    is_mx = is_mx and weight.k % GROUP_COLUMNS == 0 and weight.shape[0] % BLOCK_ROWS == 0
+    if not is_mx or weight.factors is not None or weight.order is not None:
         return weight
     return replace(weight, kind="mxfp4", values=mx_ordered(weight.values), scales=mx_scales(weight.scales))
 
@@ -121,9 +129,7 @@ def packed_pairs(integers: Tensor) -> Tensor:
 def dequantized_groups(weight: GroupedWeight) -> Tensor:
     """Dequantises to fp32 [..., N, K], columns in x's order, by plain torch: the reference for tests of kernels."""
     values = _wide(weight)
-    scales = scales_as_floats(weight.scales)
-    if weight.kind == "mxfp4":
-        scales = scales / FACTOR_OF_SCALE
+    scales = mx_scales_of_rows(weight.scales) if weight.kind == "mxfp4" else scales_as_floats(weight.scales)
     if weight.zeros is None:
         made = values * _by_column(scales, weight)
     elif weight.zeros.is_floating_point():

@@ -4,7 +4,9 @@
 whole step: while wgmma multiplies its first columns, the others are widened.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mini_infer_engine.kernels.device import device_profile
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight
 from mini_infer_engine.kernels.gemm.mx_order import FACTOR_OF_SCALE, GROUP_WORDS, VALUE_UNIT
 from mini_infer_engine.kernels.moe.gated import gated
@@ -32,27 +35,27 @@ class MXTile:
     words: int
     num_warps: int
     num_stages: int
+    short: int = 0
+    """An expert's last tile with no more tokens than these is computed as a tile of so many; 0: as any other."""
 
 
 @triton.jit
-def _mx_experts(
+def _tile_product(
     x,
     values,
     scales,
     bias,
-    counts,
     pairs,
-    experts,
     weights,
     out,
+    expert,
+    first,
+    rows,
     tokens,
     N,
     row_words,
-    groups,
     x_stride,
     TOP_K: tl.constexpr,
-    NUM_EXPERTS: tl.constexpr,
-    EXPERTS_BLOCK: tl.constexpr,
     EACH_PAIR: tl.constexpr,
     GATED: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -61,26 +64,18 @@ def _mx_experts(
     LIMIT: tl.constexpr,
     GELU: tl.constexpr,
 ):
-    """Grouped GEMM with weights on the left: one program per (block of BLOCK_N rows of the weight, tile of tokens).
-
-    GATED: `gated` of x @ gate.T and x @ up.T for rows x[token]; rows of gate and up alternate in a block. Else routing
-    weight * rows. EACH_PAIR: a tile is one (token, expert) pair; else as in `grouped_gemm`.
-    """
+    """Computes blocks of BLOCK_N rows of an expert's weight for BLOCK_M of its tokens from the first on."""
+    m = first + tl.arange(0, BLOCK_M)
+    has_row = m < rows
     if EACH_PAIR:
-        expert = tl.load(experts + tl.program_id(1))
-        if expert < 0:  # another rank's: `out` is zero
-            return
-        has_row = tl.arange(0, BLOCK_M) == 0
-        pair = tl.zeros((BLOCK_M,), tl.int32) + tl.program_id(1)
+        pair = m + tl.program_id(1)
     else:
-        expert, first, rows = tile_of(counts, tl.program_id(1), NUM_EXPERTS, EXPERTS_BLOCK, BLOCK_M)
-        if rows == 0:
-            return
-        m = first + tl.arange(0, BLOCK_M)
-        has_row = m < rows
         pair = tl.load(pairs + expert.to(tl.int64) * tokens + m, mask=has_row, other=0)
+    parts: tl.constexpr = max(1, 32 // BLOCK_WORDS)  # of a block of 128 columns
+    blocks: tl.constexpr = max(1, BLOCK_WORDS // 32)
+    steps = (row_words + 31) // 32
     word = tl.arange(0, BLOCK_WORDS)
-    group = tl.arange(0, BLOCK_WORDS // _WORDS)
+    group = tl.arange(0, parts * BLOCK_WORDS // _WORDS)
     k = tl.arange(0, 4 * BLOCK_WORDS)
     sources = x + (pair // TOP_K if GATED else pair).to(tl.int64)[:, None] * x_stride + k[None, :]
     number = tl.arange(0, BLOCK_N)
@@ -93,14 +88,24 @@ def _mx_experts(
             column = block * BLOCK_N + number
             row = expert.to(tl.int64) * N + column.to(tl.int64)
         inside = column < N
-        values_at = values + row[:, None] * row_words + word[None, :]
-        scales_at = scales + row[:, None] * groups + group[None, :]
+        block_of_row = row // 8 * steps
+        values_at = values + (block_of_row * 256 + row % 8 * 32)[:, None] + (word // 32 * 256 + word % 32)[None, :]
+        scales_at = scales + (block_of_row * 32 + row % 8 * 4)[:, None] + (group // 4 * 32 + group % 4)[None, :]
         acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
-        for start in range(0, row_words, BLOCK_WORDS):
-            in_row = word < row_words - start
-            packed = tl.load(values_at + start, mask=inside[:, None] & in_row[None, :], other=0)
-            in_groups = group < groups - start // _WORDS
-            factors = tl.load(scales_at + start // _WORDS, mask=inside[:, None] & in_groups[None, :], other=0.0)
+        for step in range(tl.cdiv(row_words, BLOCK_WORDS)):
+            start = step * BLOCK_WORDS
+            is_value = inside[:, None]
+            is_factor = inside[:, None]
+            if blocks > 1:  # a row is padded to whole blocks
+                is_value = is_value & (word < 32 * steps - start)[None, :]
+                is_factor = is_factor & (group < 4 * steps - start // _WORDS)[None, :]
+            values_step = step // parts * (256 * blocks) + step % parts * BLOCK_WORDS
+            packed = tl.load(values_at + values_step, mask=is_value, other=0)
+            factors = tl.load(scales_at + step // parts * (32 * blocks), mask=is_factor, other=0.0)
+            if parts == 2:  # fewer factors than a whole block's would not be copied beside other instructions
+                is_mine = tl.arange(0, 2) == step % 2
+                halves = tl.reshape(factors, (BLOCK_N, 2, 2)).to(tl.float32)
+                factors = tl.sum(tl.where(is_mine[None, :, None], halves, 0.0), axis=1).to(tl.bfloat16)
             of_x = has_row[:, None] & (k < 4 * (row_words - start))[None, :]
             columns = tl.load(sources + 4 * start, mask=of_x, other=0.0)
             acc = tl.dot(widened_words(packed, factors, BLOCK_N, BLOCK_WORDS), tl.trans(columns), acc)
@@ -118,6 +123,63 @@ def _mx_experts(
             place = (pair % TOP_K).to(tl.int64) * tokens + pair // TOP_K
         stored = has_row[:, None] & (column < N)[None, :]
         tl.store(out + place[:, None] * N + column[None, :], result.to(out.dtype.element_ty), mask=stored)
+
+
+@triton.jit
+def _mx_experts(
+    x,
+    values,
+    scales,
+    bias,
+    counts,
+    pairs,
+    experts,
+    weights,
+    out,
+    tokens,
+    N,
+    row_words,
+    x_stride,
+    TOP_K: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr,
+    EXPERTS_BLOCK: tl.constexpr,
+    EACH_PAIR: tl.constexpr,
+    GATED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    SHORT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_WORDS: tl.constexpr,
+    LIMIT: tl.constexpr,
+    GELU: tl.constexpr,
+):
+    """Grouped GEMM with weights on the left: one program per (block of BLOCK_N rows of the weight, tile of tokens).
+
+    GATED: `gated` of x @ gate.T and x @ up.T for rows x[token]; rows of gate and up alternate in a block. Else routing
+    weight * rows. EACH_PAIR: a tile is one (token, expert) pair; else as in `grouped_gemm`, where an expert's last tile
+    takes a quarter of the time if it has SHORT tokens at most.
+    """
+    if EACH_PAIR:
+        expert = tl.load(experts + tl.program_id(1))
+        if expert < 0:  # another rank's: `out` is zero
+            return
+        _tile_product(
+            x, values, scales, bias, pairs, weights, out, expert, 0, 1, tokens, N, row_words, x_stride,
+            TOP_K, EACH_PAIR, GATED, BLOCK_M, BLOCK_N, BLOCK_WORDS, LIMIT, GELU,
+        )  # fmt: skip
+    else:
+        expert, first, rows = tile_of(counts, tl.program_id(1), NUM_EXPERTS, EXPERTS_BLOCK, BLOCK_M)
+        if rows == 0:
+            return
+        if SHORT > 0 and rows - first <= SHORT:
+            _tile_product(
+                x, values, scales, bias, pairs, weights, out, expert, first, rows, tokens, N, row_words, x_stride,
+                TOP_K, EACH_PAIR, GATED, SHORT, BLOCK_N, BLOCK_WORDS, LIMIT, GELU,
+            )  # fmt: skip
+        else:
+            _tile_product(
+                x, values, scales, bias, pairs, weights, out, expert, first, rows, tokens, N, row_words, x_stride,
+                TOP_K, EACH_PAIR, GATED, BLOCK_M, BLOCK_N, BLOCK_WORDS, LIMIT, GELU,
+            )  # fmt: skip
 
 
 def mx_product(
@@ -152,8 +214,7 @@ def mx_product(
         out,
         tokens,
         n,
-        weight.values.shape[-1] // 2,
-        weight.scales.shape[-1],
+        weight.k // 4,
         x.stride(0),
         TOP_K=top_k,
         NUM_EXPERTS=num_experts,
@@ -161,6 +222,7 @@ def mx_product(
         EACH_PAIR=num_experts == 0,
         GATED=is_gated,
         BLOCK_M=height,
+        SHORT=tile.short,
         BLOCK_N=tile.rows,
         BLOCK_WORDS=tile.words,
         LIMIT=limit,
@@ -180,30 +242,44 @@ def mx_experts(
     down_bias: Tensor | None = None,
     swiglu_limit: float | None = None,
     gelu: bool = False,
+    pdl: bool = True,
 ) -> Tensor:
     """Computes the result of `expert_gemv` for x [tokens, hidden] in bf16 and stacks in the order of `mx_ordered`.
 
     `routing` lists each expert's tokens, or has no lists: then weights are read once for each (token, expert) pair.
+    `pdl` allows programmatic dependent launch.
     """
     tokens, hidden = x.shape
     top_k, width = routing.experts.shape[1], down.shape[-1]
     mean_rows = tokens * top_k / max(1, gate_up.values.shape[0]) if routing.counts.shape[0] else 1.0
-    height, tile = mx_tile(mean_rows)
+    product = _product(mean_rows, x.device, pdl=pdl)
     between = torch.empty((tokens * top_k, width), dtype=x.dtype, device=x.device)
     make_out = torch.zeros if routing.is_local else torch.empty  # no tile writes what experts elsewhere make
     out = make_out((top_k, tokens, hidden), dtype=x.dtype, device=x.device)
     activation: dict[str, Any] = {"limit": swiglu_limit or 0.0, "gelu": gelu}
-    mx_product(x, routing, gate_up, between, height, tile, is_gated=True, bias=gate_up_bias, **activation)
-    mx_product(between, routing, down, out, height, tile, is_gated=False, bias=down_bias)
+    product(x, routing, gate_up, between, is_gated=True, bias=gate_up_bias, **activation)
+    product(between, routing, down, out, is_gated=False, bias=down_bias)
     return out
 
 
+def _product(mean_rows: float, device: torch.device, *, pdl: bool) -> Callable[..., None]:
+    """Returns what computes the products of experts with this mean number of tokens."""
+    if mean_rows <= FEW_ROWS and device_profile(device).supports_gluon:
+        from mini_infer_engine.kernels.moe.mx_few_rows import few_rows_product  # not every Triton has its Gluon
+
+        return partial(few_rows_product, pdl=pdl)
+    height, tile = mx_tile(mean_rows)
+    return partial(mx_product, height=height, tile=tile)
+
+
+FEW_ROWS = 5
+"""The largest mean number of tokens per expert for `mx_few_rows`, whose programs have eight: more would read twice."""
 _TILES = {
     16: MXTile(64, 64, 4, 3),
     32: MXTile(128, 32, 4, 3),
     64: MXTile(64, 32, 4, 3),
     128: MXTile(128, 32, 8, 3),
-    256: MXTile(128, 16, 8, 3),
+    256: MXTile(128, 16, 8, 3, 64),
 }
 """Tiles of both products by tokens in a tile: near the best for gpt-oss-20b's experts on an H200 at every batch."""
 _MEAN_ROWS = {16: 10, 32: 20, 64: 96, 128: 256}
