@@ -1,6 +1,6 @@
 """Our engine beside vLLM on what has a start of minutes: groups of engines on one or two GPUs, which all start at once.
 
-    python benchmarks/beside_vllm.py ranks:qwen2.5-7b:1+2+vllm2 latent@1 speculation:draft:0.8@0 --out FILE
+    python benchmarks/beside_vllm.py ranks:qwen2.5-7b:1+2+vllm2 checkpoint:deepseek-v2-lite:9@1 --out FILE
     python benchmarks/beside_vllm.py quantized:llama-3.1-8b:int8+fp8+int4:32@0 quantized:qwen2.5-1.5b:int8+int4:32@1
     python benchmarks/beside_vllm.py speculation:head+ngram:0.8+0.6@0 quantized:qwen2.5-7b:w8a8-int8:32@1
 
@@ -9,7 +9,8 @@ Groups, with random weights:
 - offline:MODEL:GB: our engine and vLLM with a KV cache of so many GB each; W1, time between tokens, first tokens.
 - transformers:MODEL:GB: both by transformers' code of the model, and our engine by its own file of it; time between
   tokens.
-- latent: DeepSeek-V2-Lite's shape, both engines from one checkpoint; W1, time between tokens, first tokens.
+- checkpoint:MODEL:GB: as offline, with both engines from one checkpoint of random weights. Dummy weights of vLLM are so
+  small that a router's bias chooses the same few experts for all tokens.
 - speculation:METHOD+METHOD:P+P: a 7B shape with a draft of 0.5B's, a head (vLLM's is one of EAGLE-3) or prompt look-up
   (ngram), of whose guesses a share of P is right, and without guesses; tokens a second at batch 1, 8 and 32, by
   speculation.py, all from one set of checkpoints. Each engine's gain over itself without guesses is told, too.
@@ -47,7 +48,6 @@ from common.together import Start, Together
 
 _KV_TOKENS = 280_000
 """Of every engine that runs W1."""
-_LATENT = "deepseek-v2-lite"
 _OFFLINE_LOADS = ("itl", "ttft", "w1")
 _FIRST_TOKENS = (512, 4096, 16384)
 """Lengths of prompts whose first token is timed, of the group `offline`."""
@@ -120,15 +120,17 @@ def through_transformers(group: Group, root: Path, budget: Budget, stack: ExitSt
     }
 
 
-def latent(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke: bool) -> dict[str, Start]:
-    """Both from one checkpoint."""
-    model = engines.SMOKE_MODEL if smoke else _LATENT
-    folder, written = model_folder(model, root), root / "written"
-    stack.enter_context(shared_checkpoint(folder, written, None, budget))
-    settings: dict[str, Any] = {"max_num_seqs": 512} | engines.share_of_gpu(_KV_TOKENS * kv_bytes_per_token(folder))
-    settings |= (engines.SMOKE_SETTINGS if smoke else {}) | {"load_format": "auto"}
-    arguments = (str(written), settings, smoke, None, *_OFFLINE_LOADS)
-    return {f"{model}, {engine}": (one_round, (engine, *arguments)) for engine in ("ours", "vllm")}
+def checkpoint(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke: bool) -> dict[str, Start]:
+    """As `offline`, both from one checkpoint."""
+    model = engines.SMOKE_MODEL if smoke else group.arguments[0]
+    written = root / f"{model} written"
+    stack.enter_context(shared_checkpoint(model_folder(model, root), written, None, budget))
+
+    def read(function: Any, arguments: tuple[Any, ...]) -> Start:
+        engine, _, settings, *loads = arguments
+        return function, (engine, str(written), settings | {"load_format": "auto"}, *loads)
+
+    return {name: read(*start) for name, start in offline(group, root, budget, stack, smoke).items()}
 
 
 def one_round(*arguments: Any, **options: Any) -> Iterator[Figures]:
@@ -199,7 +201,7 @@ STARTS = {
     "ranks": ranks,
     "offline": offline,
     "transformers": through_transformers,
-    "latent": latent,
+    "checkpoint": checkpoint,
     "speculation": speculating,
     "quantized": quantized,
 }

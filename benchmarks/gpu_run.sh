@@ -6,7 +6,7 @@
 #   pipeline_parallel (PP_MODELS=a,b PP_KINDS="one GPU,two ranks,whole experts") kv_tests kv_disturbances (both on one GPU, too: KV_TEST_GPUS=0,0)
 #   kv_transfer disaggregation data_parallel
 #   more stages: features (docs/features.md; FEATURES_UNDER="compute-sanitizer --tool memcheck": each pair under it) routing_engines (four engines of 0.6B on one GPU, the Mooncake trace) startup start_times (the first of MODELS) products structured speculation logprobs beams quantization (QUANTIZED_MODELS=a,b SCHEMES=bf16,int8,fp8,int4,int8+head DISABLE=large_m_gemm FLAGS="--together 6 --requests 32") quantized_products (ROWS=256,512) grouped_products (FLAGS='--only bf16,W8A8,blocks') precision kv_dtype
-#   beside_vllm (ENGINE_GROUPS="ranks:qwen2.5-7b:1+2+vllm2 latent@1": many engines that start together; "quantized:qwen2.5-7b:w8a8-int8:32@0", "speculation:head+ngram:0.8+0.6@0")
+#   beside_vllm (ENGINE_GROUPS="ranks:qwen2.5-7b:1+2+vllm2 checkpoint:deepseek-v2-lite:9@1": many engines that start together; "quantized:qwen2.5-7b:w8a8-int8:32@0", "speculation:head+ngram:0.8+0.6@0")
 #   speculation FLAGS="--parts vllm --peer-methods draft,head,ngram --peer-acceptances 0.6,0.7,0.9" (one start of vLLM for each method); kv_dtype ENGINES=ours,vllm FLAGS="--kinds auto,fp8 --only-engines" (two waves of four engines)
 #   passes (PASSES="qwen2.5-7b:tp1,qwen2.5-7b:tp2": W1 pass by pass, and kernels)
 #   script (SCRIPT="file.py OUT/result.json": any other)

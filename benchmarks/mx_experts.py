@@ -29,19 +29,16 @@ from mini_infer_engine.layers.moe import swiglu_oai
 SIZE, TOP_K, LIMIT, CALLS = 2880, 4, 7.0, 8
 BYTES_PER_US = 4.3e6
 FEW_ROWS = [
-    (height, FewRowsTile(rows, warps, stages))
+    (8, FewRowsTile(rows, warps, stages))
     for rows, warps, every_stages in (
-        (16, 1, (6,)),
-        (32, 1, (6,)),
-        (16, 2, (4, 6)),
-        (32, 2, (4, 6)),
-        (16, 4, (3, 4)),
-        (32, 4, (3, 4)),
-        (16, 8, (3,)),
-        (32, 8, (3,)),
+        (16, 4, (2, 3)),
+        (32, 1, (3, 4, 6)),
+        (32, 2, (2, 3, 4)),
+        (32, 4, (2, 3)),
+        (64, 1, (2, 3, 4)),
+        (64, 2, (2, 3, 4)),
     )
     for stages in every_stages
-    for height in (8, 16)
 ]
 OTHERS = [MXTile(64, 64, 4, 3), MXTile(64, 64, 4, 4), MXTile(64, 32, 4, 4), MXTile(128, 32, 8, 4)]
 

@@ -1,4 +1,5 @@
-"""Checkpoints of random weights that all engines read, in bf16 or as integers in compressed-tensors' formats.
+"""Checkpoints of random weights that all engines read, in bf16 or as integers in compressed-tensors' formats; gpt-oss's
+experts in MXFP4.
 
 An engine that makes its own weights (`load_format=dummy`) may make them so that its passes do less: integers that it
 leaves unwritten are mostly zeros, and products of zeros draw less power; weights so small that all rows of a batch go
@@ -23,6 +24,8 @@ from mini_infer_engine.quantization.layers import quantize_layers
 _SHARD_BYTES = 1 << 30
 _STANDARD_DEVIATION = 0.02
 """Of weights, dequantised and others."""
+_MX_EXPONENTS = 119, 121
+"""Of MXFP4, from and below, biased by 127: a random value of four bits has the root mean square 2.9."""
 _WRITERS = 4
 """Shards that are written at the same time."""
 Shapes = dict[str, tuple[int, ...]]
@@ -124,7 +127,8 @@ def _shards(shapes: Shapes) -> Iterator[Shapes]:
     shard: Shapes = {}
     shard_bytes = 0
     for name, shape in shapes.items():
-        width = 4 if name.endswith("weight_packed") else 1 if f"{name}_scale" in shapes else 2
+        is_byte = f"{name}_scale" in shapes or name.endswith(("_blocks", "_scales"))
+        width = 4 if name.endswith("weight_packed") else 1 if is_byte else 2
         size = torch.Size(shape).numel() * width
         if shard and shard_bytes + size > _SHARD_BYTES:
             yield shard
@@ -148,6 +152,10 @@ def _random(name: str, shape: tuple[int, ...], bits: int, generator: torch.Gener
         scale = _STANDARD_DEVIATION * 12**0.5 / (1 << bits)
         random = torch.rand(shape, generator=generator, device=device)
         return ((0.5 + random) * scale).bfloat16().cpu()
+    if name.endswith("_blocks"):
+        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator, device=device).cpu()
+    if name.endswith("_scales"):
+        return torch.randint(*_MX_EXPONENTS, shape, dtype=torch.uint8, generator=generator, device=device).cpu()
     if name.endswith("norm.weight"):
         return torch.ones(shape, dtype=torch.bfloat16)
     random = torch.empty(shape, dtype=torch.bfloat16, device=device)

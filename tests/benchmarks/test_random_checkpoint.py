@@ -115,6 +115,29 @@ def test_a_packed_layer_has_the_documented_tensors_and_no_others(tmp_path: Path)
     assert (words < 0).float().mean() > 0.3, "the highest bits are random, too"
 
 
+def test_mxfp4_experts_have_random_values_of_a_usual_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_local_experts": 4,
+        "vocab_size": 200,
+    }
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    layers = {"layer_types": CONFIGS["gpt-oss-20b"]["layer_types"][:2]}
+    monkeypatch.setitem(CONFIGS, "gpt-oss-tiny", CONFIGS["gpt-oss-20b"] | small | heads | layers)
+    folder, tensors = written(tmp_path, None, "gpt-oss-tiny")
+    path = "model.layers.1.mlp.experts.gate_up_proj"
+    blocks, scales = tensors[f"{path}_blocks"], tensors[f"{path}_scales"]
+    assert (blocks.dtype, scales.dtype, blocks.shape[:-1]) == (torch.uint8, torch.uint8, scales.shape)
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])[(blocks & 7).long()] * 2.0 ** (scales.float()[..., None] - 127)
+    assert 0.015 < float(values.square().mean().sqrt()) < 0.03
+    runner = tiny_runner(folder, dtype="float32")
+    logits = run_chunks(runner, TOKENS, PageDealer(runner).table(40), [17, 1, 22])
+    assert logits.isfinite().all()
+    assert logits.abs().max() > 1e-2
+
+
 def test_w8a8_has_bytes_with_a_scale_a_channel_and_says_that_tokens_are_rounded(tmp_path: Path) -> None:
     folder, tensors = written(tmp_path, W8A8)
     path = "model.layers.0.mlp.gate_proj"

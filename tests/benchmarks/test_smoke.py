@@ -118,7 +118,7 @@ def test_quantised_weights_beside_a_peer(tmp_path: Path) -> None:
 def test_groups_of_engines_beside_a_peer(tmp_path: Path) -> None:
     """On two GPUs at a time, and on all."""
     peer = {"PEER_SITE": str(ROOT / "tests" / "benchmarks" / "peer"), "TMPDIR": str(tmp_path)}
-    groups = ("ranks:tiny:1+vllm1", "latent@0", "quantized:tiny:w8a8-int8:4@1")
+    groups = ("ranks:tiny:1+vllm1", "checkpoint:tiny:0.01@0", "quantized:tiny:w8a8-int8:4@1")
     result, table = run("beside_vllm.py", tmp_path / "out.json", *groups, **peer)
     assert not result["errors"]
     assert set(result["ratios"]) == {"tiny x1", "tiny", "tiny w8a8-int8"}

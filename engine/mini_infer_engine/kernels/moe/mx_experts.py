@@ -275,7 +275,7 @@ def _product(mean_rows: float, device: torch.device, *, pdl: bool) -> Callable[.
 FEW_ROWS = 5
 """The largest mean number of tokens per expert for `mx_few_rows`, whose programs have eight: more would read twice."""
 _TILES = {
-    16: MXTile(64, 64, 4, 3),
+    16: MXTile(64, 32, 4, 4),
     32: MXTile(128, 32, 4, 3),
     64: MXTile(64, 32, 4, 3),
     128: MXTile(128, 32, 8, 3),
