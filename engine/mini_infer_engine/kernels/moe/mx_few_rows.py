@@ -66,8 +66,17 @@ class FewRowsTile:
     num_stages: int
 
 
-TILE = FewRowsTile(32, 1, 6)
-"""The tile of both products of gpt-oss-20b's experts on an H200; several warps are not measured yet."""
+_EACH_PAIR = FewRowsTile(16, 4, 2)
+_TILES = ((0.75, FewRowsTile(64, 2, 2)), (1.5, FewRowsTile(32, 1, 3)), (4.5, FewRowsTile(64, 1, 2)))
+"""Tiles of both products by the largest mean number of tokens per expert: the best of gpt-oss-20b's on an H200."""
+_MOST_TOKENS = FewRowsTile(64, 2, 2)
+
+
+def few_rows_tile(mean_rows: float, *, is_each_pair: bool) -> FewRowsTile:
+    """Returns the tile for experts with this mean number of tokens; `is_each_pair`: a program for each pair."""
+    if is_each_pair:
+        return _EACH_PAIR
+    return next((tile for most, tile in _TILES if mean_rows <= most), _MOST_TOKENS)
 
 
 @gluon.jit
@@ -309,7 +318,7 @@ def few_rows_product(
     weight: GroupedWeight,
     out: Tensor,
     height: int = 8,
-    tile: FewRowsTile = TILE,
+    tile: FewRowsTile | None = None,
     *,
     is_gated: bool,
     bias: Tensor | None = None,
@@ -319,9 +328,12 @@ def few_rows_product(
 ) -> None:
     """Computes one of the two products of experts into `out`, as `grouped_gemm.grouped_product` does.
 
-    A program computes `height` tokens at a time. A routing without lists of tokens has programs for each pair.
+    A program computes `height` tokens at a time. A routing without lists of tokens has programs for each pair. The tile
+    is chosen by the mean number of tokens per expert if there is none.
     """
     (tokens, top_k), num_experts = routing.experts.shape, routing.counts.shape[0]
+    if tile is None:
+        tile = few_rows_tile(tokens * top_k / max(1, num_experts), is_each_pair=num_experts == 0)
     n = out.shape[-1]
     _few_rows[(cdiv(n * (1 + is_gated), tile.rows), num_experts or tokens * top_k)](
         x.view(torch.int32),
