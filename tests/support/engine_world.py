@@ -268,7 +268,7 @@ class World:
     def _check_host_pages(tiers: KVTiers) -> None:
         """Pages of main memory are in use as often as copies use them."""
         used = Counter([*tiers._loads.host_pages, *tiers._write_behind.writing])
-        used.update(move.target for move in tiers._write_behind.storing)
+        used.update(tiers._write_behind.targets)
         store = tiers._host.store
         assert isinstance(store, PageAllocator)
         assert {page: count for page, count in enumerate(store.references) if count} == dict(used)
@@ -279,12 +279,15 @@ class World:
         manager = self.engine.scheduler.kv_cache
         if not isinstance(manager, RecurrentKVCacheManager):
             return
-        assert {*manager._states} == {*self.engine.scheduler.running}
+        placed = [*self.engine.scheduler.running, *self.engine.scheduler.receiving]
+        assert {*manager._states} == {*placed}
         states = manager._states.values()
         written = [slot for state in states for _, slot in state.written]
         read = {state.source for state in states if state.source is not None}
         assert not read.intersection(written)
-        assert manager.checkpoints.num_in_use == len(read) + len(written)
+        tiers = self.engine._tiers
+        loading = tiers._loads.checkpoints_in_use if isinstance(tiers, KVTiers) else []
+        assert manager.checkpoints.num_in_use == len({*read, *written, *loading})
         waiting = [one for one in self.engine.scheduler.waiting if one.host_pages]
         assert {*manager._swapped_states} == {*waiting}
         swapped = [*manager._swapped_states.values(), *(one.host_state for one in states if one.host_state is not None)]

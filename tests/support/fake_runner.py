@@ -191,6 +191,7 @@ class FakeRunner:
         num_in_memory, num_on_disk = num_tier_pages
         if num_in_memory:
             self.host_memory = FakeHostMemory(self._cells, num_in_memory, draw or random.Random(0))
+            self.host_memory.pages_per_state = 0 if kv_cache.state_group is None else 2
             if num_on_disk:
                 self.disk_memory = FakeDisk(self.host_memory, num_on_disk, self.host_memory.draw)
         self._last_token: list[int | None] = [None] * max_num_seqs
@@ -199,6 +200,8 @@ class FakeRunner:
         self._in_flight: list[Handle] = []
         self._states: list[int | None] = [None] * max_num_seqs
         self._checkpoints: list[int | None] = [None] * kv_cache.num_checkpoints
+        if self.host_memory is not None:
+            self.host_memory.checkpoints = self._checkpoints
         self.num_resumed = 0
         """Rows that have resumed from a checkpoint."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mini_infer_engine.core.kv_tiers.page_record import PageRecord
-from mini_infer_engine.core.kv_tiers.tier_memory import DiskMoved, DiskPage, Moved, PageMove
+from mini_infer_engine.core.kv_tiers.tier_memory import DiskMoved, DiskPage, Moved, PageMove, StateMove
 
 Cells = list[int | None]
 DIGESTS = 1 << 64
@@ -34,29 +34,51 @@ class FakeHostMemory:
     error: str = ""
     """Fails the next copy."""
     num_loads: int = 0
+    num_state_loads: int = 0
+    checkpoints: list[int | None] = field(default_factory=list)
+    """The device's checkpoints of recurrent state, which the runner reads and writes."""
+    pages_per_state: int = 0
     _jobs: deque[tuple[int, Callable[[], list[int]]]] = field(default_factory=deque)
 
-    def store(self, ticket: int, moves: Sequence[PageMove]) -> None:
+    def store(self, ticket: int, moves: Sequence[PageMove], states: Sequence[StateMove] = ()) -> None:
         before = [list(self.cells[move.source]) for move in moves]
+        states_before = [self.checkpoints[state.checkpoint] for state in states]
 
         def copy() -> list[int]:
             for move, cells in zip(moves, before, strict=True):
                 now = self.cells[move.source]  # another sequence's by now if the page was evicted meanwhile
                 middle = len(now) // 2
                 self.pages[move.target] = cells[:middle] + now[middle:]
-            return [digest_of(cells) for cells in before]
+            for state, value in zip(states, states_before, strict=True):
+                assert len(state.pages) == self.pages_per_state
+                for place, page in enumerate(state.pages):
+                    self.pages[page] = [self.checkpoints[state.checkpoint] if place % 2 else value, place]
+            return [digest_of(cells) for cells in before] + [
+                digest_of(self._parts_of(value)) for value in states_before
+            ]
 
         self._jobs.append((ticket, copy))
 
-    def load(self, ticket: int, moves: Sequence[PageMove]) -> None:
+    def _parts_of(self, value: int | None) -> Cells:
+        return [cell for place in range(self.pages_per_state) for cell in (value, place)]
+
+    def load(self, ticket: int, moves: Sequence[PageMove], states: Sequence[StateMove] = ()) -> None:
         self.num_loads += 1
+        self.num_state_loads += len(states)
         for move in moves:
             self.cells[move.target][:] = [None] * len(self.cells[move.target])
+        for state in states:
+            self.checkpoints[state.checkpoint] = None
 
         def copy() -> list[int]:
             for move in moves:
                 self.cells[move.target][:] = self.pages[move.source]
-            return [digest_of(self.cells[move.target]) for move in moves]
+            digests = [digest_of(self.cells[move.target]) for move in moves]
+            for state in states:
+                parts = [cell for page in state.pages for cell in self.pages[page]]
+                self.checkpoints[state.checkpoint] = parts[0] if parts == self._parts_of(parts[0]) else hash(str(parts))
+                digests.append(digest_of(parts))
+            return digests
 
         self._jobs.append((ticket, copy))
 

@@ -120,6 +120,7 @@ class Engine:
             compute_s_per_token=runner.swap_space.compute_s_per_token,
             record_events=record_events,
             shared=shared_blocks,
+            checkpoints=kv_cache.state_checkpoints,
         )
         speculation = speculation_of(settings)
         self._speculation: SpeculationPlanner | NoSpeculation = NoSpeculation()
@@ -466,7 +467,10 @@ class Engine:
         """Runs sequences whose blocks have come from a lower tier."""
         for loaded in self._tiers.take(self._rate.tokens_per_s, time.monotonic()):
             sequence = loaded.sequence
-            self.scheduler.loaded(sequence, loaded.num_tokens)
+            if loaded.is_void:
+                self._compute_instead(sequence, is_first=loaded.is_first)
+                continue
+            self.scheduler.loaded(sequence, loaded.num_tokens, loaded.checkpoint)
             if loaded.is_first and (before := sequence.cached_tokens) is not None:
                 by_tier = loaded.tokens_by_tier
                 sequence.cached_tokens = msgspec.structs.replace(
@@ -474,6 +478,14 @@ class Engine:
                 )
                 sequence.num_cached = loaded.num_tokens
                 self._stats.cached_prompt_tokens += sum(loaded.tokens_by_tier.values())
+
+    def _compute_instead(self, sequence: Sequence, *, is_first: bool) -> None:
+        """Puts a sequence back in line whose state could not be loaded. It is computed from what is on the device."""
+        sequence.may_load = False
+        self.scheduler.not_received(sequence)
+        if is_first:
+            self._stats.cached_prompt_tokens -= sequence.num_cached or 0
+            sequence.num_cached, sequence.cached_tokens = 0, CachedTokens()
 
     def _exchange(self) -> list[Output]:
         """Processes what other engines have sent and requested. An exception fails only its own request."""

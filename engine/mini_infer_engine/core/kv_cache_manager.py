@@ -19,6 +19,7 @@ from mini_infer_engine.core.kv_tiers.tier import Tier
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.prefix_cache import MISS, Hit, NoPrefixCache, PrefixCache
 from mini_infer_engine.core.sequence import Sequence, State
+from mini_infer_engine.core.state_checkpoints import StateCheckpoints
 from mini_infer_engine.core.step import Step
 
 SWAP = "swap"
@@ -414,7 +415,16 @@ class KVCacheManager:
         self.host_pages.release_all(sequence.host_pages)
         sequence.host_pages = []
 
-    # Pages and recurrent states that transfers to and from other engines use.
+    # Pages and recurrent states that transfers to and from other engines use, or loads of lower tiers.
+
+    def resume_after_load(self, sequence: Sequence, checkpoint: int) -> None:
+        """Has a sequence go on from a state that was loaded. The manager is the user of its slot from now on."""
+        raise AssertionError("this model has no recurrent state")
+
+    @property
+    def state_checkpoints(self) -> StateCheckpoints | None:
+        """The checkpoints of recurrent state; None if the model has none."""
+        return None
 
     def received(self, sequence: Sequence) -> None:
         """Records that keys and values of the first tokens, and the state after them, have come from another engine."""

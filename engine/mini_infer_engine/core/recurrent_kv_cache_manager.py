@@ -2,7 +2,8 @@
 
 The state of a running sequence is at its slot in the runner, begins as zeros with its first token and ends with it. A
 preempted sequence is recomputed, or its state is swapped to main memory with its pages. A prefix is hit where the
-attention layers have all of its pages and there is a checkpoint of the state after it. Passes run in the order of their
+attention layers have all of its pages and there is a checkpoint of the state after it; what is missing of both may be
+loaded from a lower tier. Passes run in the order of their
 launch: a checkpoint that a launched pass reads may be overwritten by a later one.
 
 Checkpoints are taken at the last whole page of a prompt and at the ends of its chunks, at the last whole page that a
@@ -94,12 +95,15 @@ class RecurrentKVCacheManager(KVCacheManager):
         return sequence.num_expected_cached
 
     def allocate_slots(self, step: Step, sequence: Sequence, hit: Hit, *, num_headroom_tokens: int) -> bool:
-        """Allocates pages for a waiting sequence, and retains the checkpoint from which it resumes."""
+        """Allocates pages for a waiting sequence, and retains the checkpoint from which it resumes, unless that is yet
+        to be loaded.
+        """
         num_shared = super().get_computed_blocks(sequence).num_tokens
         host_state = self._swapped_states.get(sequence)
         if not super().allocate_slots(step, sequence, hit, num_headroom_tokens=num_headroom_tokens):
             return False
-        source = self.checkpoints.acquire(sequence.key(hit.num_tokens // BLOCK_SIZE_TOKENS - 1)) if hit.pages else None
+        key = sequence.key(hit.num_tokens // BLOCK_SIZE_TOKENS - 1) if hit.pages else b""
+        source = self.checkpoints.acquire(key) if key in self.checkpoints else None
         num_shared -= num_shared % self.page_size
         self._states[sequence] = _SequenceState(source, num_shared, host_state=host_state)
         return True
@@ -180,7 +184,20 @@ class RecurrentKVCacheManager(KVCacheManager):
             if state.retained is not None:
                 self.checkpoints.release(state.retained)
 
-    # States that transfers to and from other engines use.
+    # States that transfers to and from other engines use, or loads of lower tiers.
+
+    @property
+    def state_checkpoints(self) -> StateCheckpoints:
+        """The checkpoints of recurrent state."""
+        return self.checkpoints
+
+    def resume_after_load(self, sequence: Sequence, checkpoint: int) -> None:
+        """Has a sequence go on from a state that was loaded, which others can hit from now on, too."""
+        state = self._states[sequence]
+        if state.source is not None:
+            self.checkpoints.release(state.source)
+        state.source = self.checkpoints.share(checkpoint)
+        self.checkpoints.publish(checkpoint, sequence.key(sequence.num_computed // BLOCK_SIZE_TOKENS - 1))
 
     def received(self, sequence: Sequence) -> None:
         """Has a sequence go on from the state at its slot, instead of a checkpoint of its own."""

@@ -19,7 +19,8 @@ from mini_infer_engine.core.batch import Compaction, Row
 from mini_infer_engine.core.encoder_cache import EncoderCacheManager
 from mini_infer_engine.core.kv_cache_manager import KVCacheManager
 from mini_infer_engine.core.kv_eviction import chunk_before_compaction
-from mini_infer_engine.core.kv_tiers.tiers import NO_MATCH, NO_TIERS, KVTiers, NoTiers, TierMatch
+from mini_infer_engine.core.kv_tiers.tier_match import NO_MATCH, TierMatch
+from mini_infer_engine.core.kv_tiers.tiers import NO_TIERS, KVTiers, NoTiers
 from mini_infer_engine.core.pass_plan import PassPlan
 from mini_infer_engine.core.pipeline_schedule import NoPipelineTurns, PipelineSchedule
 from mini_infer_engine.core.prefill_rows import beam_row, chunk_row
@@ -185,11 +186,15 @@ class Scheduler:
         self.kv_cache.received(sequence)
         self.kv_cache.cache_blocks(sequence)
 
-    def loaded(self, sequence: Sequence, num_tokens: int) -> None:
-        """Runs a sequence from now on: its pages have the first `num_tokens` tokens' cached blocks."""
+    def loaded(self, sequence: Sequence, num_tokens: int, checkpoint: int | None = None) -> None:
+        """Runs a sequence from now on: its pages have the first `num_tokens` tokens' cached blocks, and the slot of
+        `checkpoint`, which it uses, the recurrent state after them if there is one.
+        """
         self._end_receiving(sequence)
         sequence.state = State.RUNNING
         sequence.num_computed = num_tokens
+        if checkpoint is not None:
+            self.kv_cache.resume_after_load(sequence, checkpoint)
         self.kv_cache.cache_blocks(sequence)
 
     def not_received(self, sequence: Sequence) -> None:
@@ -408,10 +413,10 @@ class Scheduler:
                 index += 1
                 continue
             match = self._match_tiers(sequence, hit)
-            writes_beside = match.pages or sequence.kv_source is not None
+            writes_beside = match.is_load or sequence.kv_source is not None
             if match.is_awaited or (writes_beside and self.kv_cache.is_swapping_out):
                 index += 1
-            elif self._allocate(plan.step, sequence, hit.without_tail(self.kv_cache.page_size) if match.pages else hit):
+            elif self._allocate(plan.step, sequence, hit if match.hit is None else match.hit):
                 del self.waiting[index]
                 self._start(plan, sequence, match)
             elif not self.kv_cache.fits_beside_pins(sequence):
@@ -592,7 +597,7 @@ class Scheduler:
 
     def _start(self, plan: PassPlan, sequence: Sequence, match: TierMatch) -> None:
         """Plans the first chunk of an admitted sequence, or has its keys and values loaded or received."""
-        if match.pages:
+        if match.is_load:
             sequence.state = State.LOADING
             insort(self.receiving, sequence, key=_order)
             plan.step.loading.append((sequence, match))

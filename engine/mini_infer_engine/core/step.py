@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from mini_infer_engine.core.batch import Batch
-from mini_infer_engine.core.kv_tiers.tiers import TierMatch
+from mini_infer_engine.core.kv_tiers.tier_match import TierMatch
 from mini_infer_engine.core.sequence import Sequence
 from mini_infer_engine.core.speculation.pass_times import PassKind
 

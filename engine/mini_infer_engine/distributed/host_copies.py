@@ -11,7 +11,7 @@ import msgspec
 import zmq
 
 from mini_infer_contract.peer_auth import PeerSecret
-from mini_infer_engine.core.kv_tiers.tier_memory import HostMemory, Moved, PageMove
+from mini_infer_engine.core.kv_tiers.tier_memory import HostMemory, Moved, PageMove, StateMove
 from mini_infer_engine.distributed.rank_socket import report_socket
 from mini_infer_engine.distributed.step_messages import CopyBlocks, StepMessage
 
@@ -52,21 +52,23 @@ class GroupHostMemory:
         """Wraps the first rank's own memory. `send` reaches all other ranks, which answer to the PULL socket."""
         self._local, self._num_ranks, self._send, self._reports = local, num_ranks, send, reports
         self.num_pages, self.page_bytes, self.identity = local.num_pages, local.page_bytes, local.identity
+        self.pages_per_state = local.pages_per_state
         self.latency_s, self.bytes_per_s = local.latency_s, local.bytes_per_s
         self._parts: dict[int, dict[int, Moved]] = {}
         """The parts that have ended of copies under way, by ticket and rank."""
 
-    def store(self, ticket: int, moves: Sequence[PageMove]) -> None:
-        """Copies pages of all ranks' devices to their main memory."""
-        self._begin(CopyBlocks(ticket, "store", list(moves)), self._local.store)
+    def store(self, ticket: int, moves: Sequence[PageMove], states: Sequence[StateMove] = ()) -> None:
+        """Copies pages and states of all ranks' devices to their main memory."""
+        self._begin(CopyBlocks(ticket, "store", list(moves), list(states)), self._local.store)
 
-    def load(self, ticket: int, moves: Sequence[PageMove]) -> None:
-        """Copies pages of all ranks' main memory to their devices."""
-        self._begin(CopyBlocks(ticket, "load", list(moves)), self._local.load)
+    def load(self, ticket: int, moves: Sequence[PageMove], states: Sequence[StateMove] = ()) -> None:
+        """Copies pages and states of all ranks' main memory to their devices."""
+        self._begin(CopyBlocks(ticket, "load", list(moves), list(states)), self._local.load)
 
-    def _begin(self, command: CopyBlocks, copy: Callable[[int, Sequence[PageMove]], None]) -> None:
+    def _begin(self, command: CopyBlocks, copy: Callable[[int, Sequence[PageMove], Sequence[StateMove]], None]) -> None:
         self._send(command)
-        copy(command.ticket, command.moves)  # if it raises, what the others report of this ticket is ignored
+        # If it raises, what the others report of this ticket is ignored.
+        copy(command.ticket, command.moves, command.states)
         self._parts[command.ticket] = {}
 
     def take(self) -> list[Moved]:
@@ -114,7 +116,8 @@ class RankCopies:
         try:
             if self.memory is None:
                 raise ValueError("this rank has no main memory for blocks")
-            (self.memory.store if command.way == "store" else self.memory.load)(command.ticket, command.moves)
+            copy = self.memory.store if command.way == "store" else self.memory.load
+            copy(command.ticket, command.moves, command.states)
         except Exception as error:
             self._send(Moved(command.ticket, 0.0, error=f"rank {self._rank}: {type(error).__name__}: {error}"))
         else:

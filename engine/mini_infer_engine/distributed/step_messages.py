@@ -14,7 +14,7 @@ import numpy as np
 
 from mini_infer_engine.core.batch import Batch, Row, TokenMasks, Transfers
 from mini_infer_engine.core.images import EncoderWork
-from mini_infer_engine.core.kv_tiers.tier_memory import PageMove
+from mini_infer_engine.core.kv_tiers.tier_memory import PageMove, StateMove
 from mini_infer_engine.kv_transfer.transport import TransportChoice
 
 
@@ -60,11 +60,14 @@ class OpenTransport(msgspec.Struct, frozen=True, tag=True):
 
 
 class CopyBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Copies pages between a rank's device and its main memory, after all passes launched so far: see `host_copies`."""
+    """Copies pages and states between a rank's device and its main memory, after all passes launched so far, as
+    `host_copies` says.
+    """
 
     ticket: int
     way: Literal["store", "load"]
     moves: list[PageMove]
+    states: list[StateMove] = []
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):

@@ -19,23 +19,24 @@ class _Content(msgspec.Struct, array_like=True):
     digest: int
     parent: bytes | None
     keys: bytes
+    """Those of the page's blocks, or the key of a part of a recurrent state, which has no tokens."""
     tokens: bytes
     salt: str
 
 
 def encode_header(record: PageRecord) -> bytes:
     """Returns the header of a page."""
-    first = record.blocks[0]
-    content = msgspec.msgpack.encode(
-        _Content(
-            record.digest,
-            first.parent,
-            b"".join(block.key for block in record.blocks),
-            b"".join(block.packed_tokens for block in record.blocks),
-            first.salt,
-        )
-    )
+    content = msgspec.msgpack.encode(_content(record))
     return _PREFIX.pack(_MAGIC, len(content), zlib.crc32(content)) + content
+
+
+def _content(record: PageRecord) -> _Content:
+    if record.part_key:
+        return _Content(record.digest, None, record.part_key, b"", "")
+    first = record.blocks[0]
+    keys = b"".join(block.key for block in record.blocks)
+    tokens = b"".join(block.packed_tokens for block in record.blocks)
+    return _Content(record.digest, first.parent, keys, tokens, first.salt)
 
 
 def decode_header(data: bytes) -> PageRecord | None:
@@ -50,6 +51,8 @@ def decode_header(data: bytes) -> PageRecord | None:
         read = msgspec.msgpack.decode(content, type=_Content)
     except msgspec.MsgspecError:
         return None
+    if read.keys and not read.tokens:
+        return PageRecord((), read.digest, read.keys)
     keys = [read.keys[start : start + KEY_BYTES] for start in range(0, len(read.keys), KEY_BYTES)]
     size = 4 * BLOCK_SIZE_TOKENS
     tokens = [read.tokens[start : start + size] for start in range(0, len(read.tokens), size)]

@@ -264,7 +264,8 @@ def make_runner(
         host_bytes = group.share_of(host_bytes)
     else:
         open_shared = partial(open_shared, page_tokens=page_size, device=worker.device.type)
-    identity = repr(pool.memory().layout).encode()
+    layouts = [pool.memory().layout] if pool.states is None else [pool.memory().layout, pool.states.memory().layout]
+    identity = repr(layouts[0] if len(layouts) == 1 else layouts).encode()
     host_memory = make_host_tier(
         pool, host_bytes, identity, settings.kv_tier_dtype, open_shared, smallest=group.smallest
     )

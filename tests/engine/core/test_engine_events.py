@@ -467,3 +467,35 @@ def test_every_text_is_right_when_blocks_come_back_from_tiers_or_are_lost() -> N
     assert mismatches > 0
     assert errors > 5
     assert preemptions > 2
+
+
+def test_every_text_is_right_when_states_come_back_from_tiers_or_are_lost() -> None:
+    """Forty engines of models with recurrent state, 250 events each. A row that goes on from the state of another
+    place fails in the fake runner.
+    """
+    host_tokens = disk_tokens = states = mismatches = errors = 0
+    tiers_of_states = {"num_tier_pages": ((3, 0), (12, 0), (60, 0), (6, 20), (8, 60), (60, 60))}
+    for seed in range(40):
+        draw = random.Random(seed)
+        world = make_world(draw, SETUPS | TIERED | RECURRENT | tiers_of_states)
+        broken = ("flip", "fail_copy", "fail_disk")[: seed % 4]
+        for _ in range(250):
+            draw.choices((world.add, world.abort, world.step), weights=(1, 0.3, 5))[0]()
+            if broken and draw.random() < 0.02:
+                break_tier(world, draw.choice(broken))
+            if not world.engine.has_work:
+                world.engine.write_behind()
+            world.check()
+        world.drain()
+        tiers = world.engine.stats().kv_tiers.tiers
+        host_tokens += tiers["host"].hit_tokens
+        disk_tokens += tiers["disk"].hit_tokens if "disk" in tiers else 0
+        mismatches += sum(tier.mismatches for tier in tiers.values())
+        errors += sum(tier.errors for tier in tiers.values())
+        assert world.runner.host_memory is not None
+        states += world.runner.host_memory.num_state_loads
+    assert host_tokens > 300
+    assert disk_tokens > 15
+    assert states > 50
+    assert mismatches > 0
+    assert errors > 5

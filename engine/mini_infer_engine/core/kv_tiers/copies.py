@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 from mini_infer_engine.core.kv_tiers.page_record import PageRecord
-from mini_infer_engine.core.kv_tiers.tier_memory import DiskMemory, DiskMoved, HostMemory, Moved, PageMove
+from mini_infer_engine.core.kv_tiers.tier_memory import DiskMemory, DiskMoved, HostMemory, Moved, PageMove, StateMove
 
 
 class Copies:
@@ -23,13 +23,13 @@ class Copies:
         """True if some copies have not ended."""
         return bool(self._on_host or self._on_disk or self._ended)
 
-    def store(self, moves: Sequence[PageMove], done: Callable[[Moved], None]) -> None:
-        """Copies pages of the device to main memory."""
-        self._request(lambda ticket: self.host.store(ticket, moves), done)
+    def store(self, moves: Sequence[PageMove], states: Sequence[StateMove], done: Callable[[Moved], None]) -> None:
+        """Copies pages and states of the device to main memory."""
+        self._request(lambda ticket: self.host.store(ticket, moves, states), done)
 
-    def load(self, moves: Sequence[PageMove], done: Callable[[Moved], None]) -> None:
-        """Copies pages of main memory to the device."""
-        self._request(lambda ticket: self.host.load(ticket, moves), done)
+    def load(self, moves: Sequence[PageMove], states: Sequence[StateMove], done: Callable[[Moved], None]) -> None:
+        """Copies pages and states of main memory to the device."""
+        self._request(lambda ticket: self.host.load(ticket, moves, states), done)
 
     def _request(self, start: Callable[[int], None], done: Callable[[Moved], None]) -> None:
         ticket = next(self._tickets)

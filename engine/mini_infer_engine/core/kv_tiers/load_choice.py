@@ -1,5 +1,6 @@
 """Decides whether cached pages are loaded from a lower tier or computed again, by learned costs. Pure arithmetic."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 _OLDER_COUNT = 0.9
@@ -81,4 +82,30 @@ def pages_to_load(
         saved = count * page_size / compute_tokens_per_s - load_s
         if saved > most_saved:
             best, most_saved = count, saved
+    return best
+
+
+def pages_to_resume_after(
+    num_resumable: int,
+    num_on_device: int,
+    media: Sequence[str],
+    states: Mapping[int, Sequence[str]],
+    page_size: int,
+    costs: Mapping[str, CopyCost],
+    compute_tokens_per_s: float,
+) -> int:
+    """Returns after how many pages of its prefix a sequence with recurrent state should resume.
+
+    It can after `num_resumable` pages without any load. `num_on_device` pages of its prefix are on the device, and
+    those that follow are in `media`. `states` has the media of the parts of each state by the number of pages that it
+    follows: none if it is on the device. A part is as large as a page, so that a state costs what its bytes do. The
+    number is the one that saves the most time against computing, or `num_resumable` if none saves any.
+    """
+    best, most_saved = num_resumable, 0.0
+    for end, parts in states.items():
+        counts = Counter(media[: max(0, end - num_on_device)]) + Counter(parts)
+        load_s = sum(costs[name].seconds(number * page_size) for name, number in counts.items())
+        saved = (end - num_resumable) * page_size / compute_tokens_per_s - load_s
+        if saved > most_saved:
+            best, most_saved = end, saved
     return best

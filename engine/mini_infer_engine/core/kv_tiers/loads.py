@@ -1,7 +1,8 @@
 """Brings pages of lower tiers back to the device, for sequences that wait for them with slot and pages of their own.
 
 Pages on the disk are read into main memory first, where they stay. A page whose digest is not that with which it left
-the device ends the load before it: the sequence computes the tokens from there on.
+the device ends the load before it: the sequence computes the tokens from there on. With recurrent state a load ends
+with the state after its last page, and is void unless all of its pages and the state are valid.
 """
 
 from collections import Counter
@@ -11,12 +12,13 @@ from functools import partial
 
 from mini_infer_engine.core.kv_tiers.copies import Copies
 from mini_infer_engine.core.kv_tiers.host_blocks import HostBlocks
-from mini_infer_engine.core.kv_tiers.page_record import PageRecord
+from mini_infer_engine.core.kv_tiers.page_record import PageRecord, state_key
 from mini_infer_engine.core.kv_tiers.tier import Tier
 from mini_infer_engine.core.kv_tiers.tier_index import DiskIndex
-from mini_infer_engine.core.kv_tiers.tier_memory import DiskMoved, Moved, PageMove, sealed
+from mini_infer_engine.core.kv_tiers.tier_memory import DiskMoved, Moved, PageMove, StateMove, sealed
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.sequence import Sequence
+from mini_infer_engine.core.state_checkpoints import StateCheckpoints
 
 
 @dataclass(slots=True, frozen=True)
@@ -30,6 +32,16 @@ class TierPage:
 
 
 @dataclass(slots=True, frozen=True)
+class TierState:
+    """The recurrent state after the last page that a waiting sequence loads."""
+
+    key: bytes
+    """The key of the block that it follows."""
+    parts: tuple[TierPage, ...]
+    """Where its parts are; none if the state is on the device."""
+
+
+@dataclass(slots=True, frozen=True)
 class Loaded:
     """Event: the pages of a sequence have been loaded, or as many of them as were valid."""
 
@@ -40,6 +52,15 @@ class Loaded:
     """The tokens among them that came from each tier."""
     is_first: bool
     """True if this was the sequence's first admission."""
+    state_key: bytes | None = None
+    """The key of the block that a recurrent state which was to be loaded follows; None if there was to be none."""
+    checkpoint: int | None = None
+    """The slot of that state, whose user the receiver is from now on; None if the load is void: nothing can be used."""
+
+    @property
+    def is_void(self) -> bool:
+        """True if the sequence cannot go on from what was loaded."""
+        return self.state_key is not None and self.checkpoint is None
 
 
 @dataclass(slots=True, eq=False)
@@ -51,19 +72,48 @@ class _Load:
     pages: Items[TierPage]
     targets: list[int]
     is_first: bool
+    state: TierState | None = None
+    checkpoint: int | None = None
+    """The slot for the state, which the load uses."""
     host_pages: list[int] = field(default_factory=list)
+    """Those of its pages, and then of the parts of its state."""
     num_reading: int = 0
     """Pages that are still being read from the disk."""
     read_s: float = 0.0
     """Seconds until the last of the pages that were read had come."""
     num_valid: int = 0
-    """Pages at its beginning that can be used."""
+    """Pages at its beginning that can be used, counted on with the parts of the state."""
+
+    @property
+    def all_pages(self) -> Items[TierPage]:
+        """The pages to be copied, with the parts of the state after them."""
+        return self.pages if self.state is None else (*self.pages, *self.state.parts)
+
+    @property
+    def keys(self) -> list[bytes]:
+        """The keys of what is on its way."""
+        keys = [page.record.key for page in self.all_pages]
+        return keys if self.state is None else [*keys, state_key(self.state.key)]
+
+    @property
+    def is_complete(self) -> bool:
+        """True if what can be used is enough to go on from."""
+        return self.state is None or (self.checkpoint is not None and self.num_valid == len(self.all_pages))
 
 
 class Loads:
     """The loads under way, and those that have ended."""
 
-    def __init__(self, pool: PageAllocator, host: HostBlocks, disk: DiskIndex, host_tier: Tier, copies: Copies) -> None:
+    def __init__(
+        self,
+        pool: PageAllocator,
+        host: HostBlocks,
+        disk: DiskIndex,
+        host_tier: Tier,
+        copies: Copies,
+        checkpoints: StateCheckpoints | None = None,
+    ) -> None:
+        self._checkpoints = checkpoints
         self._pool, self._host, self._disk, self._copies = pool, host, disk, copies
         self._host_tier = host_tier
         self._loads: dict[Sequence, _Load] = {}
@@ -78,7 +128,7 @@ class Loads:
         return bool(self._loads or self._ended)
 
     def is_loading(self, key: bytes) -> bool:
-        """True if a page with this key is on its way to the device."""
+        """True if a page or a state with this key is on its way to the device."""
         return key in self._keys
 
     @property
@@ -91,31 +141,55 @@ class Loads:
         ended, self._ended = self._ended, []
         return ended
 
-    def begin(self, sequence: Sequence, pages: Items[TierPage], *, is_first: bool) -> None:
-        """Loads pages behind the computed tokens of a sequence, which has been given pages for them."""
+    @property
+    def checkpoints_in_use(self) -> list[int]:
+        """Slots of recurrent state that loads use, those that have ended included."""
+        loads, ended = (load.checkpoint for load in self._under_way), (loaded.checkpoint for loaded in self._ended)
+        return [slot for slot in (*loads, *ended) if slot is not None]
+
+    def begin(
+        self, sequence: Sequence, pages: Items[TierPage], state: TierState | None = None, *, is_first: bool
+    ) -> None:
+        """Loads pages behind the computed tokens of a sequence, which has been given pages for them, and the state
+        after them.
+        """
         first = sequence.num_computed // self._pool.page_size
         targets = sequence.pages[first : first + len(pages)]
-        load = _Load(sequence, sequence.num_computed, pages, targets, is_first)
+        load = _Load(sequence, sequence.num_computed, pages, targets, is_first, state, self._take_checkpoint(state))
         self._loads[sequence] = load
         self._under_way.append(load)
         self._pool.pin(targets)
-        self._keys.update(page.record.key for page in pages)
+        self._keys.update(load.keys)
+        if state is not None and load.checkpoint is None:
+            self._end(load, 0)
+            return
         places = self._acquire_host_pages(load)
         load.num_valid = len(load.host_pages)
         load.num_reading = len(places)
         for place in places:
-            location = load.pages[place].location
+            location = load.all_pages[place].location
             self._copies.read(location, load.host_pages[place], partial(self._read, load, place))
         if not places:
             self._copy(load)
+
+    def _take_checkpoint(self, state: TierState | None) -> int | None:
+        """Returns a slot with a user: that of a state which is on the device, or one for a state that is to come. None
+        if there is none.
+        """
+        if state is None or self._checkpoints is None:
+            return None
+        if state.parts:
+            return self._checkpoints.reserve()
+        return self._checkpoints.acquire(state.key) if state.key in self._checkpoints else None
 
     def _acquire_host_pages(self, load: _Load) -> list[int]:
         """Adds a user to the pages in main memory, and allocates those that are read from the disk, as far as any are
         free. Returns the places of the latter. The load has no pages after the first that can be had from nowhere.
         """
-        pages = self._host.acquire([page.record.key for page in load.pages])
+        wanted = load.all_pages
+        pages = self._host.acquire([page.record.key for page in wanted])
         places = [place for place, page in enumerate(pages) if page is None]
-        end = next((place for place in places if load.pages[place].location < 0), len(pages))
+        end = next((place for place in places if wanted[place].location < 0), len(pages))
         places = [place for place in places if place < end]
         targets = self._host.allocate(len(places))
         if len(targets) < len(places):
@@ -128,16 +202,24 @@ class Loads:
 
     def cancel(self, sequence: Sequence) -> None:
         """Loads nothing more for a sequence. Its pages stay pinned for as long as they may be written to."""
+        for loaded in self._ended:
+            if loaded.sequence is sequence:
+                self._release(loaded.checkpoint)
         self._ended = [loaded for loaded in self._ended if loaded.sequence is not sequence]
         load = self._loads.pop(sequence, None)
         if load is not None:
             load.sequence = None
 
+    def _release(self, checkpoint: int | None) -> None:
+        if checkpoint is not None and self._checkpoints is not None:
+            self._checkpoints.release(checkpoint)
+
     def _read(self, load: _Load, place: int, moved: DiskMoved) -> None:
+        page = load.all_pages[place]
         if moved.error:
-            load.pages[place].tier.failed(moved.error)
+            page.tier.failed(moved.error)
         if moved.error or moved.is_gone:
-            self._disk.forget(load.pages[place].location)
+            self._disk.forget(page.location)
             load.num_valid = min(load.num_valid, place)
         load.read_s = max(load.read_s, moved.seconds)
         load.num_reading -= 1
@@ -146,29 +228,47 @@ class Loads:
 
     def _copy(self, load: _Load) -> None:
         """Copies pages of main memory to the device, unless there are none or nobody waits for them any more."""
-        if not load.num_valid or load.sequence is None:
+        if load.sequence is None or not load.is_complete or not load.host_pages or not load.num_valid:
             self._end(load, 0)
             return
-        pairs = zip(load.host_pages, load.targets[: load.num_valid], strict=False)
-        self._copies.load([PageMove(*pair) for pair in pairs], partial(self._copied, load))
+        count, states = min(load.num_valid, len(load.pages)), list[StateMove]()
+        if load.state is not None and load.state.parts and load.checkpoint is not None:
+            states.append(StateMove(load.checkpoint, tuple(load.host_pages[len(load.pages) :])))
+        pairs = zip(load.host_pages, load.targets[:count], strict=False)
+        self._copies.load([PageMove(*pair) for pair in pairs], states, partial(self._copied, load))
 
     def _copied(self, load: _Load, moved: Moved) -> None:
         if moved.error:
             self._host_tier.failed(moved.error)
             self._end(load, 0)
             return
-        identity, num_valid, new = self._copies.host.identity, 0, list[tuple[int, PageRecord]]()
-        for page, host_page, digest in zip(load.pages, load.host_pages, moved.digests, strict=False):
-            if sealed(digest, page.record.key, identity) != page.record.digest:
-                self._forget(page, host_page)
-                break
-            if page.location >= 0:
-                new.append((host_page, page.record))
-            num_valid += 1
-        if new:
+        self._measure(load.all_pages[: load.num_valid], load.read_s, moved.seconds)
+        load.num_valid = self._num_as_they_were(load, moved.digests)
+        valid = zip(load.all_pages[: load.num_valid], load.host_pages, strict=False)
+        if new := [(host_page, page.record) for page, host_page in valid if page.location >= 0]:
             self._host.add_all(new)
-        self._measure(load.pages[: len(moved.digests)], load.read_s, moved.seconds)
-        self._end(load, num_valid)
+        self._end(load, load.num_valid if load.is_complete else 0)
+
+    def _num_as_they_were(self, load: _Load, digests: Items[int]) -> int:
+        """Returns the number of pages at the beginning, and of parts of the state after them, whose digests are right.
+        What is not as it was is forgotten.
+        """
+        identity = self._copies.host.identity
+        for place, (page, digest) in enumerate(zip(load.pages, digests, strict=False)):
+            if sealed(digest, page.record.key, identity) != page.record.digest:
+                page.tier.mismatch()
+                self._forget(page, load.host_pages[place])
+                return place
+        num_pages = min(len(load.pages), len(digests))
+        if load.state is None or not load.state.parts:
+            return num_pages
+        parts = load.state.parts
+        if sealed(digests[-1], parts[0].record.key, identity) == parts[0].record.digest:
+            return num_pages + len(parts)
+        parts[0].tier.mismatch()
+        for part, host_page in zip(parts, load.host_pages[num_pages:], strict=True):
+            self._forget(part, host_page)
+        return num_pages
 
     def _measure(self, pages: Items[TierPage], read_s: float, copy_s: float) -> None:
         """Reports to each tier what its pages took: the read of those on the disk, and their share of the copy."""
@@ -179,24 +279,30 @@ class Loads:
 
     def _forget(self, page: TierPage, host_page: int) -> None:
         """Forgets a page that is not what it was."""
-        page.tier.mismatch()
         if page.location >= 0:
             self._disk.forget(page.location)
         elif self._host.record(host_page) is page.record:
             self._host.evict(host_page)
 
     def _end(self, load: _Load, num_valid: int) -> None:
+        """Ends a load of which so many pages can be used, or none if its state cannot be."""
         self._under_way.remove(load)
-        self._keys.subtract(page.record.key for page in load.pages)
+        self._keys.subtract(load.keys)
         self._keys = +self._keys
         self._host.release_all(reversed(load.host_pages))
         self._pool.unpin(load.targets)
-        if load.sequence is None:
+        sequence, checkpoint = load.sequence, load.checkpoint
+        if sequence is None or num_valid < len(load.all_pages):
+            self._release(checkpoint)
+            checkpoint = None
+        if sequence is None:
             return
-        del self._loads[load.sequence]
+        del self._loads[sequence]
         page_size, counts = self._pool.page_size, Counter[str]()
-        for page in load.pages[:num_valid]:
+        used = load.pages[:num_valid]
+        for page in used:
             page.tier.hit(page_size)
             counts[page.tier.name] += page_size
-        num_tokens = load.num_before + num_valid * page_size
-        self._ended.append(Loaded(load.sequence, num_tokens, dict(counts), load.is_first))
+        num_tokens = load.num_before + len(used) * page_size
+        key = None if load.state is None else load.state.key
+        self._ended.append(Loaded(sequence, num_tokens, dict(counts), load.is_first, key, checkpoint))

@@ -15,8 +15,10 @@ from itertools import count
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_engine.core.kv_tiers.loads import Loaded, Loads, TierPage
+from mini_infer_engine.core.kv_tiers.tier_match import TierMatch
 from mini_infer_engine.core.prefix_cache import Hit, PrefixCache
 from mini_infer_engine.core.sequence import Sequence, State
+from mini_infer_engine.core.state_checkpoints import StateCheckpoints
 
 MOST_SHARE = 0.25
 """Largest share of the pages without a user that may have prefetched blocks which no prompt has hit yet. The others are
@@ -46,12 +48,14 @@ class Prefetches:
         self,
         cache: PrefixCache,
         loads: Loads,
-        find: Callable[[Sequence, Hit], Items[TierPage]],
+        find: Callable[[Sequence], TierMatch],
         has: Callable[[bytes], bool],
+        checkpoints: StateCheckpoints | None = None,
     ) -> None:
         """`find` returns the pages of lower tiers that continue a sequence's prefix and are worth loading, and `has`
-        True if one has the page of a key.
+        True if one has the page of a key. States that were loaded go to `checkpoints`.
         """
+        self._checkpoints = checkpoints
         self._cache, self._pool, self._loads, self._find, self._has = cache, cache.pool, loads, find, has
         self._page_size = cache.pool.page_size
         self._loading: dict[Sequence, _Prefetch] = {}
@@ -69,13 +73,14 @@ class Prefetches:
         most = int(MOST_SHARE * pool.num_free) - len(self._unused)
         if most <= 0 or until_s <= self._now_s or pool.num_copied_out:
             return False
-        hit = self._cache.match(sequence).without_tail(self._page_size)
-        pages = self._find(sequence, hit)[:most]
-        if not pages:
+        match = self._find(sequence)
+        hit, pages, state = match.hit, match.pages[:most], match.state
+        if hit is None or not match.is_load:
             return False
         pool.retain_all(hit.pages)  # a parent outlives its children
-        room = self._room(len(pages), until_s, num_headroom_pages)
-        if room <= 0:
+        room = self._room(len(pages), until_s, num_headroom_pages) if pages else 0
+        is_too_little = room < len(match.pages) if state is not None else room <= 0
+        if is_too_little:  # a state follows all pages
             pool.release_all(reversed(hit.pages))
             return False
         prefetch = _Prefetch(self._carrier(sequence, hit, pages[:room]), pages[:room], until_s)
@@ -84,7 +89,7 @@ class Prefetches:
             self._unused[page.record.key] = prefetch, page
             page.tier.prefetched(self._page_size)
         heappush(self._ends, (until_s, next(self._serials), prefetch))
-        self._loads.begin(prefetch.carrier, prefetch.pages, is_first=False)
+        self._loads.begin(prefetch.carrier, prefetch.pages, state, is_first=False)
         return True
 
     def _room(self, num_wanted: int, until_s: float, num_headroom_pages: int) -> int:
@@ -116,6 +121,8 @@ class Prefetches:
         carrier = prefetch.carrier
         carrier.num_computed, prefetch.is_loading = loaded.num_tokens, False
         self._cache.publish(carrier)
+        if self._checkpoints is not None and loaded.state_key is not None and loaded.checkpoint is not None:
+            self._checkpoints.publish(loaded.checkpoint, loaded.state_key)
         num_pages = loaded.num_tokens // self._page_size
         self._pool.lease(carrier.pages[:num_pages][::-1], prefetch.until_s - self._now_s, is_pinned=False)
         self._pool.release_all(reversed(carrier.pages))

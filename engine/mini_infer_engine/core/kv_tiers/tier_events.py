@@ -18,13 +18,16 @@ class TierEvents:
     def __init__(self, medium: str, *, are_recorded: bool) -> None:
         self.medium = medium
         self._are_recorded = are_recorded
+        self.num_pages = 0
+        """Pages with blocks that are in the tier."""
         self._counts: Counter[bytes] = Counter()
         """The number of pages that have a block, by its key."""
         self._changes: list[list[Block] | list[bytes]] = []
         """Blocks that came, or keys of blocks that went."""
 
     def stored(self, record: PageRecord) -> None:
-        """Records that a page came."""
+        """Records that a page came. Parts of a recurrent state have no blocks to report."""
+        self.num_pages += bool(record.blocks)
         if self._are_recorded:
             new = [block for block in record.blocks if not self._counts[block.key]]
             self._counts.update(block.key for block in record.blocks)
@@ -33,6 +36,7 @@ class TierEvents:
 
     def removed(self, record: PageRecord) -> None:
         """Records that a page went."""
+        self.num_pages -= bool(record.blocks)
         if not self._are_recorded:
             return
         gone: list[bytes] = []
@@ -62,7 +66,7 @@ class TierEvents:
 
 
 def _parents_first(records: Iterable[PageRecord]) -> Iterator[PageRecord]:
-    waiting = {record.key: record for record in records}
+    waiting = {record.key: record for record in records if record.blocks}
     while waiting:
         line = [waiting.popitem()[1]]
         while (parent := line[-1].blocks[0].parent) is not None and parent in waiting:

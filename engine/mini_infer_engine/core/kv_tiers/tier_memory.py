@@ -18,6 +18,14 @@ class PageMove(NamedTuple):
     target: int
 
 
+class StateMove(NamedTuple):
+    """Instruction to copy a checkpoint of recurrent state, in all layers, to or from pages of main memory."""
+
+    checkpoint: int
+    pages: tuple[int, ...]
+    """The pages of main memory with its parts, in order."""
+
+
 @dataclass(frozen=True, slots=True)
 class Moved:
     """Event: the copies of one ticket have ended."""
@@ -26,7 +34,8 @@ class Moved:
     seconds: float
     """Seconds from the request to the end of its last copy."""
     digests: Sequence[int] = ()
-    """The digest of each page's bytes as the device has them: before a store, after a load."""
+    """The digest of each page's bytes, and then of each state's, as the device has them: before a store, after a load.
+    """
     error: str = ""
     """The reason why the copies failed; empty if they have not."""
 
@@ -37,17 +46,21 @@ class HostMemory(Protocol):
     num_pages: int
     page_bytes: int
     """Bytes of a page in all layers."""
+    pages_per_state: int
+    """Pages that a checkpoint of recurrent state takes; 0 if there are none."""
     identity: bytes
     """Names everything that decides what a page's bytes mean besides its tokens: dtype, layout, kernels."""
     latency_s: float
     bytes_per_s: float
     """Estimated latency and speed of copies, until some are measured."""
 
-    def store(self, ticket: int, moves: Sequence[PageMove]) -> None:
-        """Copies pages of the device to main memory. Nothing may write to them before `take` returns the ticket."""
+    def store(self, ticket: int, moves: Sequence[PageMove], states: Sequence[StateMove] = ()) -> None:
+        """Copies pages and states of the device to main memory. What is written to meanwhile is stored in part."""
 
-    def load(self, ticket: int, moves: Sequence[PageMove]) -> None:
-        """Copies pages of main memory to the device. No launched pass may use the targets."""
+    def load(self, ticket: int, moves: Sequence[PageMove], states: Sequence[StateMove] = ()) -> None:
+        """Copies pages and states of main memory to the device. No launched pass may use the pages; states are copied
+        after all passes launched so far, and no later one may use them before `take` returns the ticket.
+        """
 
     def take(self) -> list[Moved]:
         """Returns the copies that have ended since the last call, without waiting."""

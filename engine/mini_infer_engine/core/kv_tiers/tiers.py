@@ -6,24 +6,26 @@ in a tier is given pages, and no rows until they have been loaded, if that is fa
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 from math import inf
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_contract.events import BlockStored, KVEvent
 from mini_infer_engine.core.kv_tiers.copies import Copies
 from mini_infer_engine.core.kv_tiers.host_blocks import HostBlocks
-from mini_infer_engine.core.kv_tiers.load_choice import CopyCost, pages_to_load
-from mini_infer_engine.core.kv_tiers.loads import Loaded, Loads, TierPage
+from mini_infer_engine.core.kv_tiers.load_choice import CopyCost, pages_to_load, pages_to_resume_after
+from mini_infer_engine.core.kv_tiers.loads import Loaded, Loads, TierPage, TierState
+from mini_infer_engine.core.kv_tiers.page_record import later_part_keys, state_key
 from mini_infer_engine.core.kv_tiers.prefetches import MAX_READ_AHEAD, READ_AHEAD_EVERY_S, READ_AHEAD_S, Prefetches
 from mini_infer_engine.core.kv_tiers.returning_sessions import ReturningSessions
 from mini_infer_engine.core.kv_tiers.stats import NO_TIER_STATS, KVTierStats
 from mini_infer_engine.core.kv_tiers.tier import Tier
 from mini_infer_engine.core.kv_tiers.tier_index import DiskIndex, HostIndex
+from mini_infer_engine.core.kv_tiers.tier_match import NO_MATCH, TierMatch
 from mini_infer_engine.core.kv_tiers.tier_memory import DiskMemory, HostMemory
 from mini_infer_engine.core.kv_tiers.write_behind import WriteBehind
 from mini_infer_engine.core.prefix_cache import Hit, NoPrefixCache, PrefixCache
 from mini_infer_engine.core.sequence import Sequence, State
+from mini_infer_engine.core.state_checkpoints import StateCheckpoints
 
 HOST = "host"
 DISK = "disk"
@@ -31,19 +33,6 @@ MOST_USAGE = 0.5
 """Share of pages in use above which no blocks are loaded for sessions that are only expected: on a full device most of
 them would be evicted before they are hit, and push out others in main memory (benchmarks/kv_sessions.py).
 """
-
-
-@dataclass(frozen=True, slots=True)
-class TierMatch:
-    """The pages of lower tiers with which a waiting sequence's prefix continues."""
-
-    pages: tuple[TierPage, ...] = ()
-    """The blocks that are worth loading."""
-    is_awaited: bool = False
-    """True if the first of them is on its way to the device, where this sequence will hit it soon."""
-
-
-NO_MATCH = TierMatch()
 
 
 class KVTiers:
@@ -60,10 +49,12 @@ class KVTiers:
         compute_tokens_per_s: float,
         record_events: bool,
         shared: HostBlocks | None = None,
+        checkpoints: StateCheckpoints | None = None,
     ) -> None:
         """Creates empty tiers. `compute_tokens_per_s` is an estimate that holds until `take` has a measured one.
 
-        `shared` has the pages of `host` if other engines use them, too, and what they have stored there.
+        `shared` has the pages of `host` if other engines use them, too, and what they have stored there. `checkpoints`
+        are those of a model with recurrent state.
         """
         page_size = cache.pool.page_size
         self._page_size, self._blocks_per_page = page_size, page_size // BLOCK_SIZE_TOKENS
@@ -81,12 +72,13 @@ class KVTiers:
             shared = HostIndex(host.num_pages, page_size, record_events=record_events)
         self._host: HostBlocks = shared
         self._disk = DiskIndex(record_events=record_events)
-        self._loads = Loads(cache.pool, self._host, self._disk, self._host_tier, self._copies)
+        self._checkpoints = checkpoints
+        self._loads = Loads(cache.pool, self._host, self._disk, self._host_tier, self._copies, checkpoints)
         tiers = (self._host_tier, self._disk_tier)
-        self._write_behind = WriteBehind(cache, self._host, self._disk, tiers, self._copies)
+        self._write_behind = WriteBehind(cache, self._host, self._disk, tiers, self._copies, checkpoints)
         self._compute_tokens_per_s = compute_tokens_per_s
         self._cache, self._pool = cache, cache.pool
-        self._prefetches = Prefetches(cache, self._loads, self._to_prefetch, self._has)
+        self._prefetches = Prefetches(cache, self._loads, self._to_prefetch, self._has, checkpoints)
         self._sessions = ReturningSessions()
         self._now_s, self._num_running = 0.0, 0
 
@@ -97,21 +89,77 @@ class KVTiers:
 
         The last known token is never among theirs: it must be computed for its logits.
         """
-        found = self._continuation(sequence, hit)
+        return self._match(sequence, hit, counts_declined=True)
+
+    def _match(self, sequence: Sequence, hit: Hit, *, counts_declined: bool) -> TierMatch:
+        if sequence.group is not None or not sequence.may_hit or not sequence.may_load or not self._host_tier.is_on:
+            return NO_MATCH
+        on_device = hit.without_tail(self._page_size)
+        if self._checkpoints is not None:  # pages of a hit end with a checkpoint; the prefix may have more
+            on_device = self._cache.match(sequence).without_tail(self._page_size)
+        found = self._continuation(sequence, len(on_device.pages))
         if found is None:
             return TierMatch(is_awaited=True)
+        if self._checkpoints is not None:
+            return self._match_with_state(sequence, len(hit.pages), on_device, found, counts_declined=counts_declined)
         count = self._num_worth_loading(found)
-        for page in found[count:]:
-            page.tier.declined(self._page_size)
-        return TierMatch(tuple(found[:count]))
+        if counts_declined:
+            self._decline(found[count:])
+        return TierMatch(tuple(found[:count]), hit=on_device) if count else NO_MATCH
 
-    def _continuation(self, sequence: Sequence, hit: Hit) -> list[TierPage] | None:
+    def _match_with_state(
+        self, sequence: Sequence, num_resumable: int, on_device: Hit, found: Items[TierPage], *, counts_declined: bool
+    ) -> TierMatch:
+        """Returns the pages and the state that are worth loading, for a model with recurrent state."""
+        num_on_device = len(on_device.pages)
+        limit = min(num_on_device + len(found), self._most_pages(sequence))
+        states: dict[int, TierState] = {}
+        for end in range(num_resumable + 1, limit + 1):
+            key = self._key(sequence, end)
+            if self._loads.is_loading(state_key(key)):
+                return TierMatch(is_awaited=True)
+            state = self._find_state(key)
+            if state is not None:
+                states[end] = state
+        media = [page.tier.name for page in found]
+        parts = {end: [part.tier.name for part in state.parts] for end, state in states.items()}
+        end = pages_to_resume_after(
+            num_resumable, num_on_device, media, parts, self._page_size, self._costs, self._compute_tokens_per_s
+        )
+        if counts_declined and states:
+            self._decline(found[max(0, end - num_on_device) : max(0, max(states) - num_on_device)])
+        if end == num_resumable:
+            return NO_MATCH
+        hit = Hit(min(end, num_on_device) * self._page_size, on_device.pages[:end], None)
+        return TierMatch(tuple(found[: max(0, end - num_on_device)]), hit=hit, state=states[end])
+
+    def _find_state(self, key: bytes) -> TierState | None:
+        """Returns where the state after the block of this key is; None if not all of it is anywhere."""
+        assert self._checkpoints is not None
+        if key in self._checkpoints:
+            return TierState(key, ())
+        if not self._checkpoints.num_free:
+            return None
+        for first in (self._find_on_host(state_key(key)), self._find_on_disk(state_key(key))):
+            if first is not None:
+                keys = later_part_keys(key, first.record.digest, self._copies.host.pages_per_state)
+                parts = [first, *(part for part in map(self._find, keys) if part is not None)]
+                if len(parts) == 1 + len(keys):
+                    return TierState(key, tuple(parts))
+        return None
+
+    def _most_pages(self, sequence: Sequence) -> int:
+        """Returns the most pages of a sequence that may be cached."""
+        return (len(sequence.token_ids) - 1) // self._page_size
+
+    def _key(self, sequence: Sequence, num_pages: int) -> bytes:
+        return sequence.key(num_pages * self._blocks_per_page - 1)
+
+    def _continuation(self, sequence: Sequence, num_on_device: int) -> list[TierPage] | None:
         """Returns the pages of lower tiers that continue a prefix; None if the first of them is being loaded."""
         found: list[TierPage] = []
-        if sequence.group is not None or not sequence.may_hit or not self._host_tier.is_on:
-            return found
-        for place in range(len(hit.pages), (len(sequence.token_ids) - 1) // self._page_size):
-            key = sequence.key((place + 1) * self._blocks_per_page - 1)
+        for place in range(num_on_device, self._most_pages(sequence)):
+            key = self._key(sequence, place + 1)
             if not found and self._loads.is_loading(key):
                 return None
             page = self._find(key)
@@ -120,28 +168,48 @@ class KVTiers:
             found.append(page)
         return found
 
+    @property
+    def _costs(self) -> dict[str, CopyCost]:
+        return {tier.name: tier.cost for tier in (self._host_tier, self._disk_tier)}
+
     def _num_worth_loading(self, found: Items[TierPage]) -> int:
-        costs = {tier.name: tier.cost for tier in (self._host_tier, self._disk_tier)}
         media = [page.tier.name for page in found]
-        return pages_to_load(media, self._page_size, costs, self._compute_tokens_per_s)
+        return pages_to_load(media, self._page_size, self._costs, self._compute_tokens_per_s)
+
+    def _decline(self, pages: Items[TierPage]) -> None:
+        for page in pages:
+            page.tier.declined(self._page_size)
 
     def _has(self, key: bytes) -> bool:
         return key in self._host or key in self._disk
 
-    def _to_prefetch(self, sequence: Sequence, hit: Hit) -> list[TierPage]:
-        found = self._continuation(sequence, hit) or []
-        return found[: self._num_worth_loading(found)]
+    def _to_prefetch(self, sequence: Sequence) -> TierMatch:
+        return self._match(sequence, self._resumable(sequence), counts_declined=False)
+
+    def _resumable(self, sequence: Sequence) -> Hit:
+        """Returns the whole pages from which a sequence could go on without any load."""
+        hit = self._cache.match(sequence).without_tail(self._page_size)
+        if self._checkpoints is None:
+            return hit
+        ends = range(len(hit.pages), 0, -1)
+        count = next((end for end in ends if self._key(sequence, end) in self._checkpoints), 0)
+        return Hit(count * self._page_size, hit.pages[:count], None)
 
     def _find(self, key: bytes) -> TierPage | None:
-        host_page = self._host.page(key)
-        if host_page is not None and (record := self._host.record(host_page)) is not None:
-            return TierPage(self._host_tier, record)
-        disk_page = self._disk.page(key) if self._disk_tier.is_on else None
-        return None if disk_page is None else TierPage(self._disk_tier, disk_page.record, disk_page.location)
+        return self._find_on_host(key) or self._find_on_disk(key)
+
+    def _find_on_host(self, key: bytes) -> TierPage | None:
+        page = self._host.page(key)
+        record = None if page is None else self._host.record(page)
+        return None if record is None else TierPage(self._host_tier, record)
+
+    def _find_on_disk(self, key: bytes) -> TierPage | None:
+        page = self._disk.page(key) if self._disk_tier.is_on else None
+        return None if page is None else TierPage(self._disk_tier, page.record, page.location)
 
     def load(self, sequence: Sequence, match: TierMatch, *, is_first: bool) -> None:
         """Loads the pages of a match behind the computed tokens of a sequence, which has pages for them."""
-        self._loads.begin(sequence, match.pages, is_first=is_first)
+        self._loads.begin(sequence, match.pages, match.state, is_first=is_first)
 
     def cancel(self, sequence: Sequence) -> None:
         """Loads nothing more for a sequence. Its pages stay pinned for as long as they may be written to."""
@@ -153,7 +221,7 @@ class KVTiers:
         """
         self._num_running, now_s = num_running, self._now_s
         for sequence in waiting[:MAX_READ_AHEAD]:
-            may_load = sequence.state is State.WAITING and sequence.kv_source is None
+            may_load = sequence.state is State.WAITING and sequence.kv_source is None and sequence.may_load
             if may_load and now_s >= sequence.next_read_ahead_s:
                 sequence.next_read_ahead_s = now_s + READ_AHEAD_EVERY_S
                 self._prefetches.begin(sequence, now_s + READ_AHEAD_S, num_headroom_pages=num_running)
@@ -184,8 +252,11 @@ class KVTiers:
 
     def is_bringing(self, sequence: Sequence) -> bool:
         """Returns True while the blocks with which a prompt's prefix continues are on their way to the device."""
-        place = (len(self._cache.match(sequence).pages) + 1) * self._blocks_per_page
-        return place * BLOCK_SIZE_TOKENS <= len(sequence.token_ids) and self._loads.is_loading(sequence.key(place - 1))
+        num_pages = len(self._resumable(sequence).pages)
+        ends = range(num_pages + 1, len(sequence.token_ids) // self._page_size + 1)
+        if self._checkpoints is None:
+            return any(self._loads.is_loading(self._key(sequence, end)) for end in ends[:1])
+        return self.are_loading and any(self._loads.is_loading(state_key(self._key(sequence, end))) for end in ends)
 
     def used_by_peer(self, sequence: Sequence) -> None:
         """Counts the prefetched blocks of a prompt as used: they go to another engine."""
@@ -285,11 +356,12 @@ class KVTiers:
         """The counters and gauges of all tiers."""
         host, disk, page_bytes = self._copies.host, self._copies.disk, self._copies.host.page_bytes
         num_pages = len(self._host)
+        num_block_pages = self._host.events.num_pages
         tiers = {
             HOST: self._host_tier.stats(
                 capacity_bytes=host.num_pages * page_bytes,
                 used_bytes=num_pages * page_bytes,
-                blocks=num_pages * self._blocks_per_page,
+                blocks=num_block_pages * self._blocks_per_page,
                 is_shared=self._is_shared,
             )
         }
@@ -297,7 +369,7 @@ class KVTiers:
             tiers[DISK] = self._disk_tier.stats(
                 capacity_bytes=disk.capacity_bytes,
                 used_bytes=disk.used_bytes,
-                blocks=len(self._disk) * self._blocks_per_page,
+                blocks=self._disk.events.num_pages * self._blocks_per_page,
             )
         return KVTierStats(tiers)
 
@@ -393,9 +465,20 @@ def make_kv_tiers(
     compute_s_per_token: float,
     record_events: bool,
     shared: HostBlocks | None = None,
+    checkpoints: StateCheckpoints | None = None,
 ) -> KVTiers | NoTiers:
-    """Returns the tiers of an engine, or `NO_TIERS` if it has no memory for them or caches no prefixes."""
+    """Returns the tiers of an engine, or `NO_TIERS` if it has no memory for them or caches no prefixes. `checkpoints`
+    are those of a model with recurrent state.
+    """
     if host is None or not isinstance(cache, PrefixCache):
         return NO_TIERS
     rate = 1 / compute_s_per_token if compute_s_per_token else 1.0
-    return KVTiers(cache, host, disk, compute_tokens_per_s=rate, record_events=record_events, shared=shared)
+    return KVTiers(
+        cache,
+        host,
+        disk,
+        compute_tokens_per_s=rate,
+        record_events=record_events,
+        shared=shared,
+        checkpoints=checkpoints,
+    )

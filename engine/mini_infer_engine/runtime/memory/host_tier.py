@@ -1,8 +1,9 @@
 """Implements `HostMemory`: pages of main memory below a device's pool, and copies between both beside the passes.
 
 On a CPU a thread copies. On a GPU memory is pinned, and copies run on streams of their own, one for each direction, so
-that no load waits for what is written behind. A codec says what a page becomes on its way. Digests are made of the
-bytes that leave the device, before a store and after a load.
+that no load waits for what is written behind. A codec says what a page becomes on its way; checkpoints of recurrent
+state are copied as they are, to as many pages as they take. Digests are made of the bytes that leave the device, before
+a store and after a load.
 """
 
 import mmap
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove
+from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove, StateMove
 from mini_infer_engine.kv_host.pool_file import PoolFile
 from mini_infer_engine.kv_transfer.token_digests import MODULUS
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
@@ -42,10 +43,19 @@ class HostTier(ABC):
     latency_s = 0.0005
     bytes_per_s = _CPU_BYTES_PER_S
 
-    def __init__(self, codec: PageCodec, num_pages: int, identity: bytes, shared: PoolFile | None = None) -> None:
+    def __init__(
+        self,
+        codec: PageCodec,
+        num_pages: int,
+        identity: bytes,
+        shared: PoolFile | None = None,
+        states: Tensor | None = None,  # [checkpoints, words] int64
+        pages_per_state: int = 0,
+    ) -> None:
         """Allocates main memory for `num_pages` pages of the codec's form, or takes that of a `shared` pool. Own memory
-        is taken as it is written to, on a GPU at once.
+        is taken as it is written to, on a GPU at once. Each row of `states` takes `pages_per_state` pages.
         """
+        self._states, self.pages_per_state = states, pages_per_state
         self.num_pages, self.identity, self.shared = num_pages, identity, shared
         widths = [part.shape[1] for part in codec.parts]
         self.page_bytes = sum(widths) * WORD_BYTES
@@ -61,12 +71,12 @@ class HostTier(ABC):
         """The columns of each part in a page of main memory."""
 
     @abstractmethod
-    def store(self, ticket: int, moves: Sequence[PageMove]) -> None:
-        """Copies pages of the device to main memory."""
+    def store(self, ticket: int, moves: Sequence[PageMove], states: Sequence[StateMove] = ()) -> None:
+        """Copies pages and states of the device to main memory."""
 
     @abstractmethod
-    def load(self, ticket: int, moves: Sequence[PageMove]) -> None:
-        """Copies pages of main memory to the device."""
+    def load(self, ticket: int, moves: Sequence[PageMove], states: Sequence[StateMove] = ()) -> None:
+        """Copies pages and states of main memory to the device."""
 
     @abstractmethod
     def take(self) -> list[Moved]:
@@ -80,12 +90,29 @@ class HostTier(ABC):
         """Returns the bytes of a page, for files."""
         return self.memory[page * self.page_bytes : (page + 1) * self.page_bytes]
 
+    def _parts_of(self, state: StateMove) -> Iterator[tuple[Tensor, int]]:
+        """Yields the parts of a state on the device [words], each with the page for it. The last one may be shorter
+        than a page.
+        """
+        assert self._states is not None, "this model has no recurrent state"
+        # Another rank's state may take more pages than ours: it has other layers.
+        return zip(self._states[state.checkpoint].split(self.words.shape[1]), state.pages, strict=False)
+
 
 class CpuHostTier(HostTier):
     """A tier below a pool in main memory."""
 
-    def __init__(self, codec: PageCodec, num_pages: int, identity: bytes, shared: PoolFile | None = None) -> None:
-        super().__init__(codec, num_pages, identity, shared)
+    def __init__(
+        self,
+        codec: PageCodec,
+        num_pages: int,
+        identity: bytes,
+        shared: PoolFile | None = None,
+        states: Tensor | None = None,
+        pages_per_state: int = 0,
+    ) -> None:
+        super().__init__(codec, num_pages, identity, shared, states, pages_per_state)
+        self._state_digests = None if states is None else PageDigests([states])
         self._codec = codec
         self._parts = [part.numpy().view(np.uint64) for part in codec.parts]
         self._digests = PageDigests(codec.parts)
@@ -95,13 +122,13 @@ class CpuHostTier(HostTier):
         self._changed = Condition()
         Thread(target=self._run, name="kv-host-tier", daemon=True).start()
 
-    def store(self, ticket: int, moves: Sequence[PageMove]) -> None:
-        """Copies pages of the device to main memory."""
-        self._request(ticket, lambda: [self._store(move) for move in moves])
+    def store(self, ticket: int, moves: Sequence[PageMove], states: Sequence[StateMove] = ()) -> None:
+        """Copies pages and states of the device to main memory."""
+        self._request(ticket, lambda: [*map(self._store, moves), *map(self._store_state, states)])
 
-    def load(self, ticket: int, moves: Sequence[PageMove]) -> None:
-        """Copies pages of main memory to the device."""
-        self._request(ticket, lambda: [self._load(move) for move in moves])
+    def load(self, ticket: int, moves: Sequence[PageMove], states: Sequence[StateMove] = ()) -> None:
+        """Copies pages and states of main memory to the device."""
+        self._request(ticket, lambda: [*map(self._load, moves), *map(self._load_state, states)])
 
     def _store(self, move: PageMove) -> int:
         self._codec.encode([move.source])
@@ -118,6 +145,21 @@ class CpuHostTier(HostTier):
         digest = self._digest(row)
         self._codec.decode([move.target])
         return digest
+
+    def _store_state(self, state: StateMove) -> int:
+        digest = self._digest_of_state(state)
+        for part, page in self._parts_of(state):
+            np.copyto(self.words[page, : len(part)], part.numpy().view(np.uint64))
+        return digest
+
+    def _load_state(self, state: StateMove) -> int:
+        for part, page in self._parts_of(state):
+            np.copyto(part.numpy().view(np.uint64), self.words[page, : len(part)])
+        return self._digest_of_state(state)
+
+    def _digest_of_state(self, state: StateMove) -> int:
+        assert self._state_digests is not None, "this model has no recurrent state"
+        return int(self._state_digests.of([state.checkpoint])) % MODULUS
 
     def _digest(self, row: int) -> int:
         return int(self._digests.of([row])) % MODULUS
@@ -173,8 +215,16 @@ class CudaHostTier(HostTier):
     latency_s = 0.0002
     bytes_per_s = _GPU_BYTES_PER_S
 
-    def __init__(self, codec: PageCodec, num_pages: int, identity: bytes, shared: PoolFile | None = None) -> None:
-        super().__init__(codec, num_pages, identity, shared)
+    def __init__(
+        self,
+        codec: PageCodec,
+        num_pages: int,
+        identity: bytes,
+        shared: PoolFile | None = None,
+        states: Tensor | None = None,
+        pages_per_state: int = 0,
+    ) -> None:
+        super().__init__(codec, num_pages, identity, shared, states, pages_per_state)
         self._storing_codec, self._loading_codec = codec, codec.for_another_stream()
         self._device = codec.parts[0].device
         self._host = torch.from_numpy(self.words.view(np.int64))
@@ -185,9 +235,10 @@ class CudaHostTier(HostTier):
         self._loading: Any = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
         self._copies: deque[_Copy] = deque()
         self._digests = {each: PageDigests(each.parts) for each in (self._storing_codec, self._loading_codec)}
+        self._state_digests = None if states is None else PageDigests([states])
 
-    def store(self, ticket: int, moves: Sequence[PageMove]) -> None:
-        """Copies pages of the GPU to main memory, after all passes launched so far."""
+    def store(self, ticket: int, moves: Sequence[PageMove], states: Sequence[StateMove] = ()) -> None:
+        """Copies pages and states of the GPU to main memory, after all passes launched so far."""
         codec, digests = self._storing_codec, []
         with torch.inference_mode(), torch.cuda.device(self._device):
             self._storing.wait_stream(torch.cuda.current_stream(self._device))
@@ -202,11 +253,17 @@ class CudaHostTier(HostTier):
                     for row, move in zip(rows, some, strict=True):
                         for part, columns in zip(codec.parts, self.columns, strict=True):
                             self._host[move.target, columns].copy_(part[row], non_blocking=True)
+                digests += self._digests_of_states(states)
+                for state in states:
+                    for part, page in self._parts_of(state):
+                        self._host[page, : len(part)].copy_(part, non_blocking=True)
                 self._end(ticket, digests, begin)
 
-    def load(self, ticket: int, moves: Sequence[PageMove]) -> None:
-        """Copies pages of main memory to the GPU, beside the passes that run."""
-        codec, digests = self._loading_codec, []
+    def load(self, ticket: int, moves: Sequence[PageMove], states: Sequence[StateMove] = ()) -> None:
+        """Copies pages of main memory to the GPU, beside the passes that run, and states after those launched so far:
+        they may still read and write what was in the slot.
+        """
+        codec, digests, passes = self._loading_codec, [], torch.cuda.current_stream(self._device)
         with torch.inference_mode(), torch.cuda.device(self._device), torch.cuda.stream(self._loading):
             begin = _event()
             begin.record()
@@ -218,7 +275,18 @@ class CudaHostTier(HostTier):
                         part[row].copy_(self._host[move.source, columns], non_blocking=True)
                 digests.append(self._digests[codec].of(rows))
                 codec.decode(pages)
+            if states:
+                self._loading.wait_stream(passes)
+            for state in states:
+                for part, page in self._parts_of(state):
+                    part.copy_(self._host[page, : len(part)], non_blocking=True)
+            digests += self._digests_of_states(states)
             self._end(ticket, digests, begin)
+
+    def _digests_of_states(self, states: Sequence[StateMove]) -> list[Tensor]:
+        if not states or self._state_digests is None:
+            return []
+        return [self._state_digests.of([state.checkpoint for state in states])]
 
     def _end(self, ticket: int, digests: list[Tensor], begin: Any) -> None:
         found = torch.cat(digests)
@@ -288,7 +356,7 @@ def make_host_tier(
     --kv-tier-dtype says; None if there are to be none. It is in memory that other engines share if `open_shared` opens
     that. `smallest` returns the smallest number of all ranks.
 
-    Raises ModelError if not a single page fits.
+    Raises ModelError if not a single page fits, or no page and state.
     """
     if not num_bytes:
         return None
@@ -298,7 +366,19 @@ def make_host_tier(
         raise ModelError(f"kv_host_memory = {num_bytes:,} bytes: one page takes {page_bytes:,}: set a larger one.")
     kind = CudaHostTier if pool.storage.device.type == "cuda" else CpuHostTier
     identity += codec.name.encode()
+    states = None if pool.states is None else pool.states.checkpoint_words()
+    pages_per_state = 0 if states is None else -smallest(-pages_of(states.shape[1] * WORD_BYTES, page_bytes))
+    least = (1 + pages_per_state) * page_bytes
+    if num_bytes < least:
+        raise ModelError(
+            f"kv_host_memory = {num_bytes:,} bytes: a page and a recurrent state take {least:,}: set a larger one."
+        )
     if open_shared is not None:
         shared = open_shared(page_bytes, identity)
-        return kind(codec, shared.layout.num_slots, identity, shared)
-    return kind(codec, smallest(num_bytes // page_bytes), identity)
+        return kind(codec, shared.layout.num_slots, identity, shared, states, pages_per_state)
+    return kind(codec, smallest(num_bytes // page_bytes), identity, None, states, pages_per_state)
+
+
+def pages_of(state_bytes: int, page_bytes: int) -> int:
+    """Returns the pages of main memory that a state takes."""
+    return -(-state_bytes // page_bytes)

@@ -72,6 +72,11 @@ class StatePool:
         """Returns the slot of a checkpoint."""
         return self.slots.num_sequences + checkpoint
 
+    def checkpoint_words(self) -> Tensor:  # [checkpoints, words] int64
+        """Returns the memory of the checkpoints of prefixes, for copies to lower tiers."""
+        first, count = self.slots.num_sequences, self.slots.num_checkpoints
+        return self.storage[first : first + count].flatten(1).view(torch.int64)
+
     @property
     def first_draft_slot(self) -> int:
         """The slot of the state before the first draft token of a sequence at slot 0."""

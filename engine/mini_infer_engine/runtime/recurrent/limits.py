@@ -14,7 +14,7 @@ def check_recurrent(settings: EngineSettings, config: ModelConfig, device_type: 
     del moves_kv  # states go to other engines beside the pages
     if config.recurrence is None:
         return
-    obstacle = _obstacle(settings) or _gpu_obstacle(settings, config, device_type)
+    obstacle = _gpu_obstacle(settings, config, device_type)
     if obstacle is not None:
         raise ModelError(f"{config.architecture} has layers with a recurrent state: {obstacle}.")
 
@@ -29,13 +29,6 @@ def _gpu_obstacle(settings: EngineSettings, config: ModelConfig, device_type: st
             f"quantization = {settings.quantization!r}: its experts have no gates, and no kernels for quantised "
             "weights yet: leave it out"
         )
-    return None
-
-
-def _obstacle(settings: EngineSettings) -> str | None:
-    """Returns the option that recurrent layers do not support, with the reason and the remedy, or None."""
-    if settings.kv_host_memory:
-        return "kv_host_memory: checkpoints of their state are not copied to lower tiers yet: leave it out"
     return None
 
 
