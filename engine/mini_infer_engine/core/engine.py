@@ -366,8 +366,6 @@ class Engine:
                     sequence.cached_tokens = CachedTokens(device=num_device, **prefetched)
         for sequence in planned.receiving:
             self._transfers.receive(sequence)
-        for sequence, match in planned.loading:
-            self._tiers.load(sequence, match, is_first=sequence in planned.admitted)
         for sequence, refusal in planned.refused:
             if self._outputs.remove(sequence.request.request_id) is not None:
                 iteration.outputs.append(_refused(sequence.request.request_id, refusal))
@@ -375,6 +373,10 @@ class Engine:
             iteration.outputs += self._end_kept_out(planned.kept_out, time.monotonic())
         if planned.batch.rows:
             self._launch(planned, iteration)
+        # After the launch: it reads states in slots to which loads may write from then on.
+        for sequence, match in planned.loading:
+            if sequence.state is State.LOADING:
+                self._tiers.load(sequence, match, is_first=sequence in planned.admitted)
 
     def _sample_within_grammars(self, iteration: Iteration) -> None:
         """Has the last pass sampled, where its masks follow from tokens that are committed first.
