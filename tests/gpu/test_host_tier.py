@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
-from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove
+from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove, StateMove
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.kernels.page_digest import page_digests
 from mini_infer_engine.kv_host.open_pool import open_pool
@@ -23,6 +23,7 @@ from mini_infer_engine.runtime.memory.host_tier import CudaHostTier
 from mini_infer_engine.runtime.memory.page_codec import RawPages
 from tests.gpu.device import DEVICE, GPU_ONLY, KERNELS
 from tests.gpu.runs import make_engine, make_runner, make_settings, texts
+from tests.gpu.test_recurrent_speculation import MODELS
 from tests.support.tiny_models import DEEPSEEK, save_tiny_model
 
 Test = Callable[..., None]
@@ -79,6 +80,34 @@ def test_every_bit_flip_is_found_when_pages_come_back(widths: tuple[int, ...]) -
     for old, new in zip(before, parts, strict=True):
         assert torch.equal(new[6], old[1])
         assert torch.equal(new[7], old[4])
+
+
+@on_gpu
+@pytest.mark.parametrize("num_words", [9_000_001, 2048, 100])
+def test_every_bit_flip_is_found_when_states_come_back(num_words: int) -> None:
+    """A state takes 36 MB, a whole number of pages, or less than one."""
+    draw, page_words = random.Random(2), 1024
+    pages = torch.randint(-(2**62), 2**62, (8, page_words), device=DEVICE)
+    states = torch.randint(-(2**62), 2**62, (3, num_words), device=DEVICE)
+    before, count = states.clone(), -(-num_words // page_words)
+    tier = CudaHostTier(RawPages([pages]), 2 * count + 1, b"", None, states, count)
+    places = [tuple(range(count)), tuple(range(count + 1, 2 * count + 1))]
+    tier.store(0, [PageMove(1, count)], [StateMove(2, places[0]), StateMove(0, places[1])])
+    stored = moved(tier).digests
+    states[1:] = 0
+    tier.load(1, [PageMove(count, 6)], [StateMove(1, places[0])])
+    assert moved(tier).digests == stored[:2]
+    assert torch.equal(states[1], before[2])
+    assert torch.equal(states[0], before[0])
+    assert torch.equal(pages[6], pages[1])
+    for number in range(20):
+        word, bit = draw.randrange(num_words), np.uint64(1 << draw.randrange(64))
+        tier.words[places[1][word // page_words], word % page_words] ^= bit
+        tier.load(2 + number, [], [StateMove(1, places[1])])
+        assert moved(tier).digests[0] != stored[2]
+        tier.words[places[1][word // page_words], word % page_words] ^= bit
+    tier.load(100, [], [StateMove(1, places[1])])
+    assert moved(tier).digests == stored[2:]
 
 
 @on_gpu
@@ -150,6 +179,37 @@ def test_texts_are_those_of_a_pool_that_is_large_enough(tmp_path: Path, name: st
         made.append(texts(engine, one))
         while engine.write_behind():
             pass
+    assert made == expected
+    stats = engine.stats().kv_tiers.tiers["host"]
+    assert stats.hit_tokens > 1_000
+    assert (stats.mismatches, stats.errors) == (0, 0)
+
+
+@on_gpu
+@pytest.mark.parametrize("kind", ["qwen3-next", "granite-hybrid", "lfm2"])
+@pytest.mark.parametrize("step_depth", [0, 1])
+def test_texts_are_those_of_a_large_pool_when_states_come_back(tmp_path: Path, kind: str, step_depth: int) -> None:
+    architecture, changes = MODELS[kind]
+    save_tiny_model(tmp_path, architecture, **changes)
+    settings = make_settings(tmp_path, page_size=16, max_model_len=256, step_depth=step_depth)
+    runner = make_runner(settings)
+    roomy = make_engine(settings, runner)
+    expected = [texts(roomy, one) for one in sessions(12, 4)]
+    page_bytes, states = runner.pool.spec.page_bytes, runner.pool.states
+    assert states is not None
+    small = 61 * page_bytes + 40 * states.slots.slot_bytes
+    memory = {"kv_cache_memory": small, "kv_host_memory": 400 * page_bytes + 200 * states.slots.slot_bytes}
+    settings = make_settings(tmp_path, page_size=16, max_model_len=256, step_depth=step_depth, **memory)
+    runner = make_runner(settings)
+    runner.swap_space = replace(runner.swap_space, compute_s_per_token=1.0)
+    engine = make_engine(settings, runner)
+    engine._rate.committed = lambda step, now_s: None  # type: ignore[method-assign]  # a rate that stays
+    made = []
+    for one in sessions(12, 4):
+        made.append(texts(engine, one))
+        while engine.write_behind():
+            pass
+        engine.scheduler.kv_cache.reset_prefix_cache()
     assert made == expected
     stats = engine.stats().kv_tiers.tiers["host"]
     assert stats.hit_tokens > 1_000
