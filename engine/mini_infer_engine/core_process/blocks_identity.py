@@ -23,6 +23,7 @@ def blocks_identity(
         layout,
         f"{page_tokens} tokens, {page_bytes} bytes",
         f"{device}, {settings.attention_backend}, {settings.model_impl}, {settings.dtype}",
+        f"{settings.tensor_parallel_size} x {settings.pipeline_parallel_size} ranks",
         __version__,
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -145,7 +145,7 @@ def _build_real(
         grammars=_grammars(settings, assets, config.vocab_size, config.eos_token_ids),
         chunk_alignment=BLOCK_SIZE_TOKENS if layout.scale_bytes else 1,  # cuts like those of the prefix cache alone
         vision=config.vision,
-        disk_memory=open_disk(settings, runner.host_memory, runner.page_size, runner.device.type),
+        disk_memory=open_disk(settings, runner.host_memory, runner.page_size, runner.device.type, runner.spread_disk),
         shared_blocks=_shared_blocks(runner, record_events=record_events),
     )
     model = _model_info(runner, runner.max_model_len, config.vocab_size)

@@ -1,10 +1,11 @@
 """Opens the files of the prefix cache's tier on a disk, for blocks of exactly this model, dtype, layout and version."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
-from mini_infer_engine.config.options.settings import EngineSettings
-from mini_infer_engine.core.kv_tiers.tier_memory import HostMemory
+from mini_infer_engine.config.options.settings import EngineSettings, ranks_per_node
+from mini_infer_engine.core.kv_tiers.tier_memory import DiskMemory, HostMemory
 from mini_infer_engine.core_process.blocks_identity import blocks_identity, is_blocks_identity
 from mini_infer_engine.kv_disk.disk_folder import DiskFolder
 from mini_infer_engine.kv_disk.disk_store import DiskStore
@@ -12,7 +13,13 @@ from mini_infer_engine.kv_disk.disk_store import DiskStore
 log = logging.getLogger(__name__)
 
 
-def open_disk(settings: EngineSettings, host: HostMemory | None, page_tokens: int, device: str) -> DiskStore | None:
+SpreadDisk = Callable[[DiskStore, str], DiskMemory]
+"""Opens the disks of other ranks beside that of the first one, by the identity of their blocks."""
+
+
+def open_disk(
+    settings: EngineSettings, host: HostMemory | None, page_tokens: int, device: str, spread: SpreadDisk
+) -> DiskMemory | None:
     """Returns the tier on the disk, and lets the digests of both tiers depend on the identity of its blocks; None if
     there is to be none.
 
@@ -26,7 +33,7 @@ def open_disk(settings: EngineSettings, host: HostMemory | None, page_tokens: in
     path = Path(settings.kv_disk_path).expanduser()
     try:
         folder = DiskFolder(path, identity)
-        capacity = settings.kv_disk_size // settings.data_parallel_size
+        capacity = settings.kv_disk_size // settings.data_parallel_size // ranks_per_node(settings)
         store = DiskStore(folder, capacity, host.page_bytes, page_tokens, host.page_memory)
     except OSError as error:
         raise ValueError(
@@ -34,4 +41,4 @@ def open_disk(settings: EngineSettings, host: HostMemory | None, page_tokens: in
         ) from error
     host.identity = identity.encode()
     log.info("KV tier on the disk: %s, %.2f GB", folder.path, store.capacity_bytes / 1e9)
-    return store
+    return spread(store, identity)

@@ -38,6 +38,7 @@ from mini_infer_engine.core.kv_transfer import LayerProgress
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.distributed import step_messages
+from mini_infer_engine.distributed.disk_copies import GroupDiskMemory
 from mini_infer_engine.distributed.group_layers import GroupLayers
 from mini_infer_engine.distributed.heartbeats import Watch
 from mini_infer_engine.distributed.host_copies import GroupHostMemory
@@ -46,6 +47,7 @@ from mini_infer_engine.distributed.pass_results import ResultReceiver
 from mini_infer_engine.distributed.process_group import LOOPBACK, open_store
 from mini_infer_engine.distributed.rank_config import Addresses, RankConfig, spawn_rank
 from mini_infer_engine.distributed.swap_proofs import ProofReceiver
+from mini_infer_engine.kv_disk.disk_store import DiskStore
 from mini_infer_engine.kv_transfer.layout import KVMemory
 from mini_infer_engine.kv_transfer.transport import TransportChoice
 from mini_infer_engine.kv_transfer.transports.group_transport import GroupTransport, open_group_transport
@@ -127,8 +129,12 @@ class Ranks:
         self.copies = context.socket(zmq.PULL)
         """Socket at which ranks report copies to and from main memory."""
         zmq_limits.LOCAL.apply(self.copies)
+        self.disks = context.socket(zmq.PULL)
+        """Socket at which ranks report what has happened on their disks."""
+        zmq_limits.LOCAL.apply(self.disks)
         copies_at, proofs_at = self._bind(self.copies, "copies", host), self._bind(proofs, "proofs", host)
-        addresses = Addresses(heartbeats, steps, transfer, copies_at, proofs_at, results_at)
+        disks_at = self._bind(self.disks, "disks", host)
+        addresses = Addresses(heartbeats, steps, transfer, copies_at, proofs_at, disks_at, results_at)
         store.set("addresses", msgspec.json.encode(addresses).decode())
         self.processes = {rank: self._spawn(settings, rank, store.port, watched) for rank in local}
         ranks, processes = weakref.ref(self), self.processes  # the thread does not keep this object alive
@@ -156,7 +162,7 @@ class Ranks:
             self.watch,
             self.processes,
             self._steps,
-            (router, results, proofs, self.copies),
+            (router, results, proofs, self.copies, self.disks),
             self._folder,
             os.getpid(),
             authenticator,
@@ -331,6 +337,13 @@ class ParallelRunner:
     def open_transport(self, choice: TransportChoice, engine_id: str) -> GroupTransport:
         """Opens the transport of all ranks."""
         return self.ranks.open_transport(choice, engine_id, self.kv_memory())
+
+    def spread_disk(self, local: DiskStore, identity: str) -> GroupDiskMemory:
+        """Opens the disks of all ranks beside this one's. Raises ValueError if one cannot be opened."""
+        disk = GroupDiskMemory(local, self.ranks.size, self.ranks.send, self.ranks.disks)
+        command = step_messages.OpenDisk(str(local.path), identity, local.capacity_bytes, self.page_size)
+        disk.open(command, lambda: self.ranks.watch.lost)
+        return disk
 
     def refuses(self, request: Request) -> str | None:
         """Returns the reason why this rank's model cannot serve the request, or None; it holds for all ranks."""

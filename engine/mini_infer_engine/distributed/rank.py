@@ -13,6 +13,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # torch's
 
 from mini_infer_engine.config.options.settings import group_name, num_nodes, num_ranks
 from mini_infer_engine.distributed import step_messages
+from mini_infer_engine.distributed.disk_copies import RankDisk
 from mini_infer_engine.distributed.exit_reason import write_reason
 from mini_infer_engine.distributed.heartbeats import HeartbeatSender
 from mini_infer_engine.distributed.host_copies import RankCopies
@@ -57,6 +58,7 @@ class Rank:
         self._transfer.set(zmq.IPV6, 1)
         self._transfer.connect(addresses.transfer)
         self._copies = RankCopies(addresses.copies, config.rank, config.secret)
+        self._disk = RankDisk(addresses.disks, config.rank, config.secret)
         self._proofs = ProofSender(addresses.proofs, config.rank, config.secret)
         self.heartbeats = HeartbeatSender(addresses.heartbeats, config.rank, self._lost, config.secret)
         is_last_stage = config.rank == num_ranks(config.settings) - config.settings.tensor_parallel_size
@@ -97,6 +99,14 @@ class Rank:
                     serve_rank(self._transfer, choice, engine_id, runner.kv_memory(), self._config.rank)
                 case step_messages.CopyBlocks() as command:
                     self._copies.begin(command)
+                case step_messages.OpenDisk() as command:
+                    self._disk.open(command, runner.host_memory)
+                case step_messages.WriteToDisk() as command:
+                    self._disk.write(command)
+                case step_messages.ReadFromDisk() as command:
+                    self._disk.read(command)
+                case step_messages.ClearDisk():
+                    self._disk.clear()
                 case step_messages.Stop():
                     return
                 case step_messages.Agreed():
@@ -104,10 +114,14 @@ class Rank:
 
     def _receive(self) -> bytes:
         """Returns the next command, and reports copies that end meanwhile."""
-        self._copies.report()
-        while self._copies.are_under_way and not self._steps.poll(_COPIES_MS):
-            self._copies.report()
+        self._report_copies()
+        while (self._copies.are_under_way or self._disk.are_under_way) and not self._steps.poll(_COPIES_MS):
+            self._report_copies()
         return self._steps.recv()
+
+    def _report_copies(self) -> None:
+        self._copies.report()
+        self._disk.report()
 
     @property
     def _is_of_a_server(self) -> bool:

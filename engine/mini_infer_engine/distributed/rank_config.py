@@ -60,6 +60,8 @@ class Addresses(msgspec.Struct, frozen=True):
     """Socket to which ranks report copies to and from main memory."""
     proofs: str
     """Socket to which ranks send what they find changed in main memory."""
+    disks: str
+    """Socket to which ranks report what has happened on their disks."""
     results: str = ""
     """Socket to which the last stage of a pipeline sends results; empty without a pipeline."""
 

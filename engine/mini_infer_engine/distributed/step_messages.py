@@ -70,11 +70,45 @@ class CopyBlocks(msgspec.Struct, frozen=True, tag=True):
     states: list[StateMove] = []
 
 
+class OpenDisk(msgspec.Struct, frozen=True, tag=True):
+    """Opens a rank's part of the tier on the disk, as `disk_copies` says."""
+
+    path: str
+    """The folder of the engine, in which each rank has its own."""
+    identity: str
+    capacity_bytes: int
+    """Bytes for each rank."""
+    page_tokens: int
+
+
+class WriteToDisk(msgspec.Struct, frozen=True, tag=True):
+    """Writes a rank's part of a page of main memory to its disk."""
+
+    ticket: int
+    host_page: int
+    header: bytes
+    """The encoded record of the page."""
+
+
+class ReadFromDisk(msgspec.Struct, frozen=True, tag=True):
+    """Reads a rank's part of a page from its disk into main memory."""
+
+    ticket: int
+    name: bytes
+    host_page: int
+
+
+class ClearDisk(msgspec.Struct, frozen=True, tag=True):
+    """Drops all files of a rank."""
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """Ends the rank."""
 
 
-StepMessage = Launch | Sample | Agreed | OpenTransport | CopyBlocks | Stop
+StepMessage = (
+    Launch | Sample | Agreed | OpenTransport | CopyBlocks | OpenDisk | WriteToDisk | ReadFromDisk | ClearDisk | Stop
+)
 
 
 def _packed(value: Any) -> Any:

@@ -89,6 +89,11 @@ class DiskStore:
             Thread(target=self._run, name=f"kv-disk-{number}", daemon=True).start()
 
     @property
+    def path(self) -> Path:
+        """The folder of its files."""
+        return self._folder.path
+
+    @property
     def used_bytes(self) -> int:
         """Bytes of all slots that are written."""
         return self._log.used_bytes
@@ -98,6 +103,11 @@ class DiskStore:
         with self._changed:
             recovered, self._recovered = self._recovered, []
         return recovered
+
+    @property
+    def is_recovering(self) -> bool:
+        """True if `take_recovered` may return something later."""
+        return self._recovery.is_alive() or bool(self._recovered)
 
     def join_recovery(self) -> None:
         """Waits until all pages of a former process have been found."""

@@ -19,6 +19,7 @@ from mini_infer_engine.config.options.hf_overrides import parse_hf_overrides
 from mini_infer_engine.config.options.kv_selection import budget_fault
 from mini_infer_engine.config.options.settings import EngineSettings, ResolvedSettings, ranks_per_node, trusts_code
 from mini_infer_engine.core.batch import Batch, TokenMasks
+from mini_infer_engine.core.kv_tiers.tier_memory import DiskMemory
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.device import choose_device, choose_threads
@@ -128,6 +129,11 @@ class ModelRunner:
     def collect(self, handle: PassHandle) -> PassResult:
         """Waits for a launched pass and returns its results."""
         return handle.result()
+
+    def spread_disk(self, local: DiskMemory, identity: str) -> DiskMemory:
+        """Returns the tier on the disk: no other rank has a part of it."""
+        del identity
+        return local
 
     def kv_memory(self) -> KVMemory:
         """Returns the page pool as KV transfer sees it; in a tensor-parallel group this rank's own."""

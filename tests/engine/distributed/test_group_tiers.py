@@ -50,6 +50,7 @@ class FakeMemory:
 
     num_pages: int = 4
     page_bytes: int = 64
+    pages_per_state: int = 0
     identity: bytes = b"x"
     latency_s: float = 0.0
     bytes_per_s: float = 1.0
@@ -57,12 +58,12 @@ class FakeMemory:
     begun: list[tuple[str, int]] = field(default_factory=list)
     error: str = ""
 
-    def store(self, ticket: int, moves: object) -> None:
+    def store(self, ticket: int, moves: object, states: object = ()) -> None:
         if self.error:
             raise ValueError(self.error)
         self.begun.append(("store", ticket))
 
-    def load(self, ticket: int, moves: object) -> None:
+    def load(self, ticket: int, moves: object, states: object = ()) -> None:
         self.begun.append(("load", ticket))
 
     def take(self) -> list[Moved]:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -379,24 +378,6 @@ def test_the_list_of_hybrids_is_that_of_the_models_with_recurrent_layers() -> No
     assert {name for name in MODELS if issubclass(model_class(name), HybridModel)} == HYBRIDS
 
 
-REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"kv_host_memory": 1 << 26}, "cpu", "kv_host_memory"),
-]
-
-
-@pytest.mark.parametrize(
-    ("options", "device", "named"), REFUSED, ids=lambda value: value if isinstance(value, str) else ""
-)
-def test_a_start_is_refused_by_name_when_an_option_does_not_go_with_recurrent_state(
-    model: tuple[Path, Any], options: dict[str, Any], device: str, named: str
-) -> None:
-    config = read_config(model[0])
-    settings = EngineSettings(model="any", **options)
-    with pytest.raises(ModelError, match=rf"{config.architecture}.*{named}"):
-        check_recurrent(settings, config, device, moves_kv=False)
-    check_recurrent(settings, replace(config, recurrence=None, mixers=None), device, moves_kv=False)
-
-
 def test_a_start_on_a_gpu_is_refused_when_experts_without_gates_are_to_be_quantised(tmp_path: Path) -> None:
     architecture, changes = VARIANTS["nemotron-3"]
     save_tiny_model(tmp_path, architecture, **changes)
@@ -411,11 +392,6 @@ def test_a_start_on_a_gpu_is_refused_when_experts_without_gates_are_to_be_quanti
 def test_a_start_on_a_gpu_is_allowed_with_and_without_graphs(model: tuple[Path, Any], *, enforce_eager: bool) -> None:
     settings = EngineSettings(model="any", enforce_eager=enforce_eager)
     check_recurrent(settings, read_config(model[0]), "cuda", moves_kv=False)
-
-
-def test_a_start_checks_options_before_weights_are_read(model: tuple[Path, Any]) -> None:
-    with pytest.raises(ModelError, match="kv_host_memory"):
-        make_engine(model[0], kv_host_memory=1 << 26)
 
 
 def test_a_draft_with_recurrent_state_is_refused(model: tuple[Path, Any], tmp_path: Path) -> None:

@@ -15,9 +15,6 @@ POOL = 3_000_000
 """Bytes of which a part of the conversations fills all."""
 
 
-RANKS_DISK: dict[str, object] = {"kv_host_memory": 10**9, "kv_disk_path": "x", "kv_disk_size": 10**9}
-
-
 def open_llm(**settings: object) -> LLM:
     return LLM("demo", device="cpu", max_model_len=256, max_num_seqs=2, **settings)
 
@@ -182,8 +179,7 @@ def test_four_bits_are_refused_when_pages_are_not_of_their_kind(
         ({"kv_disk_path": "/tmp"}, "--kv-disk-size"),
         ({"kv_disk_path": "/tmp", "kv_disk_size": 10**9}, "--kv-host-memory"),
         ({"kv_host_memory": 10**9, "enable_prefix_caching": False}, "--no-enable-prefix-caching"),
-        ({**RANKS_DISK, "pipeline_parallel_size": 2}, "--kv-disk-path"),
-        ({**RANKS_DISK, "tensor_parallel_size": 2}, "--kv-disk-path"),
+        ({"kv_host_memory": 10**9, "kv_host_path": "/dev/shm/x", "tensor_parallel_size": 2}, "--kv-host-path"),
         ({"kv_host_memory": "99TB", "kv_cache_memory": POOL}, "kv_host_memory = 99,000,000,000,000"),
         ({"kv_host_memory": 100, "kv_cache_memory": POOL}, "kv_host_memory = 100"),
     ],

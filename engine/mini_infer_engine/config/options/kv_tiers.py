@@ -19,6 +19,4 @@ def tiers_fault(options: EngineOptions) -> str | None:
         return None
     if not options.enable_prefix_caching:
         return "--kv-host-memory keeps blocks of the prefix cache: leave out --no-enable-prefix-caching"
-    if options.kv_disk_path and options.tensor_parallel_size * options.pipeline_parallel_size > 1:
-        return "--kv-disk-path: ranks of one model keep their parts of blocks in main memory alone yet: leave it out"
     return None

@@ -96,7 +96,7 @@ class HostTier(ABC):
         """
         assert self._states is not None, "this model has no recurrent state"
         # Another rank's state may take more pages than ours: it has other layers.
-        return zip(self._states[state.checkpoint].split(self.words.shape[1]), state.pages, strict=False)
+        return zip(torch.split(self._states[state.checkpoint], self.words.shape[1]), state.pages, strict=False)
 
 
 class CpuHostTier(HostTier):
