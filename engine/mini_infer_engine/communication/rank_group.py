@@ -13,12 +13,18 @@ class RankGroup(Protocol):
     """Collectives with the ranks that have other parts of the same layers."""
     link: StageLink
     """Link to the ranks that have other layers."""
+    rank: int
+    size: int
+    """This rank among all, and the number of them."""
 
     def begin_together(self) -> None:
         """Waits until every rank has its weights. From then on all ranks run the same operations at the same time."""
 
     def smallest(self, number: int) -> int:
         """Returns the smallest of one number from each rank."""
+
+    def of_first(self, text: str) -> str:
+        """Returns the first rank's text. Every rank calls it at the same point."""
 
     def share_of(self, total: int) -> int:
         """Returns this rank's share of main memory that all ranks of a machine have together."""
@@ -29,6 +35,7 @@ class AloneInGroup:
 
     collectives: Collectives = NO_COLLECTIVES
     link: StageLink = NO_LINK
+    rank, size = 0, 1
 
     def begin_together(self) -> None:
         """Returns at once."""
@@ -36,6 +43,10 @@ class AloneInGroup:
     def smallest(self, number: int) -> int:
         """Returns the number itself."""
         return number
+
+    def of_first(self, text: str) -> str:
+        """Returns the text itself."""
+        return text
 
     def share_of(self, total: int) -> int:
         """Returns the whole of it."""

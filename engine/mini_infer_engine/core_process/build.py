@@ -21,6 +21,7 @@ from mini_infer_engine.core.batch import Runner
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.grammars.compiler import GrammarCompiler
 from mini_infer_engine.core.kv_tiers.host_blocks import HostBlocks
+from mini_infer_engine.core_process.blocks_identity import blocks_identity
 from mini_infer_engine.core_process.disk_tier import open_disk
 from mini_infer_engine.core_process.messages import ModelInfo
 from mini_infer_engine.core_process.shared_tier import open_shared_tier
@@ -212,7 +213,9 @@ def _load(
         return load_runner(settings, reports_layers=moves_kv, weights=weights, open_shared=open_shared)
     from mini_infer_engine.distributed.parallel_runner import NOT_WATCHED, load_parallel
 
-    return load_parallel(settings, watched or NOT_WATCHED, reports_layers=moves_kv)
+    return load_parallel(
+        settings, watched or NOT_WATCHED, reports_layers=moves_kv, identify=partial(blocks_identity, settings)
+    )
 
 
 def _grammars(

@@ -14,6 +14,7 @@ from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_engine.core.kv_tiers.tier_memory import HostMemory, Moved, PageMove, StateMove
 from mini_infer_engine.distributed.rank_socket import report_socket
 from mini_infer_engine.distributed.step_messages import CopyBlocks, StepMessage
+from mini_infer_engine.kv_host.pool_file import PoolFile
 
 
 class Copied(msgspec.Struct, frozen=True):
@@ -43,13 +44,18 @@ def joined(parts: Sequence[Moved]) -> Moved:
 class GroupHostMemory:
     """Implements `HostMemory` for the first rank. Its sizes are those of one rank's part."""
 
-    shared = None
-    """No other engine uses it."""
-
     def __init__(
-        self, local: HostMemory, num_ranks: int, send: Callable[[StepMessage], None], reports: zmq.Socket[bytes]
+        self,
+        local: HostMemory,
+        num_ranks: int,
+        send: Callable[[StepMessage], None],
+        reports: zmq.Socket[bytes],
+        shared: PoolFile | None = None,
     ) -> None:
-        """Wraps the first rank's own memory. `send` reaches all other ranks, which answer to the PULL socket."""
+        """Wraps the first rank's own memory, which is perhaps its part of a `shared` pool. `send` reaches all other
+        ranks, which answer to the PULL socket.
+        """
+        self.shared = shared
         self._local, self._num_ranks, self._send, self._reports = local, num_ranks, send, reports
         self.num_pages, self.page_bytes, self.identity = local.num_pages, local.page_bytes, local.identity
         self.pages_per_state = local.pages_per_state

@@ -34,19 +34,28 @@ class GroupMember:
         )
         self.collectives: Collectives = self.late
         self.link: StageLink = self.late.link
-        self._rank = rank
+        self.rank, self.size = rank, num_ranks(settings)
+        self._num_texts = 0
         self._store, self._host, self._device, self._settings = store, host, device, settings
         self._agree = agree
 
     def begin_together(self) -> None:
         """Waits until all ranks have their weights, and then forms the process group."""
-        logger.info("rank %d of %d has its weights", self._rank, num_ranks(self._settings))
+        logger.info("rank %d of %d has its weights", self.rank, self.size)
         self._agree(0)
         self.late.connect(self._store, self._host, self._device, self._settings)
 
     def smallest(self, number: int) -> int:
         """Returns the smallest number of all ranks."""
         return min(self._agree(number))
+
+    def of_first(self, text: str) -> str:
+        """Returns the first rank's text."""
+        key = f"text-{self._num_texts}"
+        self._num_texts += 1
+        if not self.rank:
+            self._store.set(key, text)
+        return bytes(self._store.get(key)).decode()
 
     def share_of(self, total: int) -> int:
         """Divides the total by the number of ranks per node."""

@@ -14,6 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -46,6 +47,7 @@ from mini_infer_engine.distributed.member import GroupMember, rank_device
 from mini_infer_engine.distributed.pass_results import ResultReceiver
 from mini_infer_engine.distributed.process_group import LOOPBACK, open_store
 from mini_infer_engine.distributed.rank_config import Addresses, RankConfig, spawn_rank
+from mini_infer_engine.distributed.shared_part import Identify, open_shared_part
 from mini_infer_engine.distributed.swap_proofs import ProofReceiver
 from mini_infer_engine.kv_disk.disk_store import DiskStore
 from mini_infer_engine.kv_transfer.layout import KVMemory
@@ -306,7 +308,9 @@ class ParallelRunner:
         self.max_model_len, self.swap_space = local.max_model_len, local.swap_space
         self.eviction_obstacle = local.eviction_obstacle
         memory = local.host_memory
-        self.host_memory = None if memory is None else GroupHostMemory(memory, ranks.size, ranks.send, ranks.copies)
+        self.host_memory = (
+            None if memory is None else GroupHostMemory(memory, ranks.size, ranks.send, ranks.copies, memory.shared)
+        )
         self.max_speculative_rows = local.max_speculative_rows
         self._writer = step_messages.StepWriter(self.page_size)
         self._results = ranks.results
@@ -434,11 +438,16 @@ def send_step(socket: zmq.Socket[bytes], payload: bytes, lost: Callable[[], str]
 
 
 def load_parallel(
-    settings: EngineSettings, watched: Watched = NOT_WATCHED, *, reports_layers: bool = False
+    settings: EngineSettings,
+    watched: Watched = NOT_WATCHED,
+    *,
+    reports_layers: bool = False,
+    identify: Identify | None = None,
 ) -> ParallelRunner:
     """Starts the other ranks of this machine, loads this rank's part with them, and waits until all are ready.
 
     `reports_layers` has passes honour `Batch.report_layers` (see `Executor.capture`); only this rank counts layers.
+    `identify` names the blocks of main memory that other engines share.
 
     Raises:
         ModelError: the model or the settings are at fault, or a rank cannot load its part.
@@ -451,7 +460,8 @@ def load_parallel(
         host = LOOPBACK if num_nodes(settings) == 1 else master_address(settings)
         member = GroupMember(0, store, host, device, settings, ranks.agree)
         ranks.release = member.late.release
-        own = load_runner(settings, member, reports_layers=reports_layers, weights=watched.weights)
+        shared = partial(open_shared_part, settings, group=member, identify=identify) if settings.kv_host_path else None
+        own = load_runner(settings, member, reports_layers=reports_layers, weights=watched.weights, open_shared=shared)
         runner = ParallelRunner(own, ranks, store)
         ranks.loaded()
     except BaseException as error:

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import socket
+from functools import partial
 
 import msgspec
 import torch
@@ -21,6 +22,7 @@ from mini_infer_engine.distributed.member import GroupMember, rank_device
 from mini_infer_engine.distributed.pass_results import ResultSender
 from mini_infer_engine.distributed.process_group import LOOPBACK, join_store
 from mini_infer_engine.distributed.rank_config import Addresses, RankConfig
+from mini_infer_engine.distributed.shared_part import open_shared_part
 from mini_infer_engine.distributed.swap_proofs import ProofSender
 from mini_infer_engine.kv_transfer.transports.group_transport import serve_rank
 from mini_infer_engine.runtime.executor import PassHandle
@@ -70,7 +72,8 @@ class Rank:
         device = rank_device(settings.device, config.local_rank)
         host = LOOPBACK if num_nodes(settings) == 1 else own_address(config.store_host, config.store_port)
         member = GroupMember(config.rank, self._store, host, device, settings, self._agree)
-        return load_runner(settings, member, weights=config.weights)
+        open_shared = partial(open_shared_part, settings, group=member) if settings.kv_host_path else None
+        return load_runner(settings, member, weights=config.weights, open_shared=open_shared)
 
     def run(self, runner: ModelRunner) -> None:
         """Runs passes until the first rank sends `Stop`."""

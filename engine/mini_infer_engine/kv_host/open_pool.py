@@ -1,8 +1,11 @@
 """Opens the shared pool of an engine: a file in a folder, or the memory that a server's processes have in common."""
 
+import errno
+import hashlib
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from mini_infer_engine.kv_host.pool_file import PoolFile, PoolLayout
@@ -39,14 +42,17 @@ def open_pool(
     page_tokens: int,
     identity: str,
     available_bytes: Callable[[], int] = lambda: 1 << 62,
+    smallest: Callable[[int], int] = int,
 ) -> PoolFile:
     """Opens the pool of at most `num_bytes` for pages of this identity. Pools of others in the folder are removed if no
-    process uses them: their engines have ended, or have another model now.
+    process uses them: their engines have ended, or have another model now. A new one has `smallest` of the slots for
+    which there is room.
 
     Raises OSError if it cannot be opened or if `available_bytes` of memory are too few for a new one, and ValueError if
     the size is too small.
     """
     layout = PoolLayout.within(num_bytes, page_bytes, record_bytes(page_tokens), identity)
+    layout = replace(layout, num_slots=smallest(layout.num_slots))
     if is_anonymous(path):
         return PoolFile(Path(path), layout, reserves=False, available_bytes=available_bytes)
     folder = Path(path).expanduser()
@@ -57,6 +63,33 @@ def open_pool(
             with suppress(OSError):
                 file.unlink()
     return PoolFile(folder / name, layout, reserves=True, available_bytes=available_bytes)
+
+
+def open_part(
+    path: str,
+    num_bytes: int,
+    page_bytes: int,
+    page_tokens: int,
+    identity: str,
+    available_bytes: Callable[[], int],
+    rank: int,
+    smallest: Callable[[int], int],
+) -> PoolFile:
+    """Opens a rank's part of a pool of which all ranks of a model have one, in a folder of its own.
+
+    A page has the same slot in all parts, and what is in a slot stands in the first rank's part alone. That is void if
+    any rank has no former part (`PoolFile.is_void`). `smallest` returns the smallest number of all ranks.
+
+    Raises OSError and ValueError as `open_pool` does, and OSError if the parts have different numbers of slots.
+    """
+    own = hashlib.sha256(f"{identity}, rank {rank}".encode()).hexdigest()
+    folder = f"{path}/rank-{rank}"
+    file = open_pool(folder, num_bytes, page_bytes, page_tokens, own, available_bytes, smallest)
+    num_slots = file.layout.num_slots
+    if smallest(num_slots) != -smallest(-num_slots):
+        raise OSError(errno.EBUSY, "engines with another --kv-host-memory have made the parts of other ranks")
+    file.is_void = not smallest(int(file.was_found))
+    return file
 
 
 def is_in_memory(path: Path, mounts: str) -> bool:

@@ -112,6 +112,10 @@ class PoolFile:
         cannot be used: its file system is full, `available_bytes` of memory are too few, or other contents are in use.
         """
         self.path, self._available_bytes = path, available_bytes
+        self.was_found = False
+        """True if the file has contents of former engines, or of others that run."""
+        self.is_void = False
+        """True if those contents are of no use any more: whoever tracks them forgets them."""
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if not self._lock(_GUARD, wait_s=_OPEN_WAIT_S):
@@ -142,12 +146,14 @@ class PoolFile:
     def _prepare(self, wanted: PoolLayout, *, reserves: bool) -> PoolLayout:
         found = PoolLayout.of_header(os.pread(self._file, _HEADER.size, 0))
         if found is not None and os.fstat(self._file).st_size == found.file_bytes:
+            self.was_found = True
             if found == wanted:
                 return found
             if any(self.is_alive(row) for row in range(MOST_ROWS)):
                 if replace(found, num_slots=wanted.num_slots) != wanted:
                     raise OSError(errno.EBUSY, "engines of another model use it")
                 return found
+        self.was_found = False
         os.ftruncate(self._file, 0)
         if wanted.file_bytes > (available := self._available_bytes()):
             raise OSError(errno.ENOMEM, f"{wanted.file_bytes:,} bytes are more than the {available:,} of free memory")

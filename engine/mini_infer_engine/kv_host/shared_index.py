@@ -67,6 +67,8 @@ class SharedHostIndex:
         self._reap_at_s = 0.0
         self._reap(file.row)
         self.sync()
+        if file.is_void:
+            self.clear()
 
     @property
     def num_free(self) -> int:

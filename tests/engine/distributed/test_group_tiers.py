@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from mini_infer_engine import LLM, SamplingParams
 from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove
 from mini_infer_engine.distributed.host_copies import GroupHostMemory, RankCopies, joined
 from mini_infer_engine.distributed.step_messages import CopyBlocks, StepMessage
+from tests.engine.models.test_models import VARIANTS
 from tests.support.tiny_models import save_tiny_model
 
 PROMPTS = [{"prompt_token_ids": [(place * 7 + shift * 13) % 190 + 5 for place in range(70)]} for shift in range(6)]
@@ -42,6 +44,37 @@ def test_texts_are_those_of_one_process_when_blocks_come_back_to_all_ranks(
     stats = engine.stats().kv_tiers.tiers["host"]
     assert stats.hit_tokens > 100
     assert (stats.mismatches, stats.errors) == (0, 0)
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="there is no file system in memory here")
+@pytest.mark.parametrize("variant", ["qwen3", "granite-hybrid-moe"])
+def test_blocks_come_from_the_shared_pool_when_all_ranks_were_started_anew(tmp_path: Path, variant: str) -> None:
+    architecture, changes = VARIANTS[variant]
+    save_tiny_model(tmp_path, architecture, **changes)
+    common: dict[str, Any] = {"device": "cpu", "max_model_len": 96, "max_num_seqs": 2, "skip_tokenizer_init": True}
+    common |= {"kv_cache_memory": 8_000_000}
+    expected, hits = tokens(LLM(str(tmp_path), **common)), list[int]()
+    with TemporaryDirectory(dir="/dev/shm") as pool:
+        for start in range(3):
+            shared = {"kv_host_memory": 16_000_000, "kv_host_path": pool, "tensor_parallel_size": 2}
+            llm = LLM(str(tmp_path), **common, **shared)
+            engine = llm._engine
+            engine._rate.committed = lambda step, now_s: None  # type: ignore[method-assign]  # a rate that stays
+            tiers: Any = engine._tiers
+            tiers._compute_tokens_per_s = 1.0  # so slow that loads always pay
+            assert tokens(llm) == expected
+            while engine.write_behind():
+                tiers.wait(1.0)
+            stats = engine.stats().kv_tiers.tiers["host"]
+            assert (stats.mismatches, stats.errors) == (0, 0)
+            hits.append(stats.hit_tokens)
+            engine._runner.ranks.close()  # type: ignore[attr-defined]  # it has ranks
+            tiers._copies.host.shared.close()  # as the end of the process does
+            if start == 1:
+                (part,) = Path(pool, "rank-1").glob("*.pool")
+                part.unlink()
+    assert hits[0] == hits[2] == 0
+    assert hits[1] > 100
 
 
 @dataclass

@@ -179,7 +179,6 @@ def test_four_bits_are_refused_when_pages_are_not_of_their_kind(
         ({"kv_disk_path": "/tmp"}, "--kv-disk-size"),
         ({"kv_disk_path": "/tmp", "kv_disk_size": 10**9}, "--kv-host-memory"),
         ({"kv_host_memory": 10**9, "enable_prefix_caching": False}, "--no-enable-prefix-caching"),
-        ({"kv_host_memory": 10**9, "kv_host_path": "/dev/shm/x", "tensor_parallel_size": 2}, "--kv-host-path"),
         ({"kv_host_memory": "99TB", "kv_cache_memory": POOL}, "kv_host_memory = 99,000,000,000,000"),
         ({"kv_host_memory": 100, "kv_cache_memory": POOL}, "kv_host_memory = 100"),
     ],

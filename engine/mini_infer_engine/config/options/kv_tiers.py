@@ -11,8 +11,6 @@ def tiers_fault(options: EngineOptions) -> str | None:
         return "--kv-disk-path needs --kv-host-memory, through which blocks go to the disk and back: set it, too"
     if options.kv_host_path and not options.kv_host_memory:
         return "--kv-host-path is where --kv-host-memory lies: set that, too"
-    if options.kv_host_path and options.tensor_parallel_size * options.pipeline_parallel_size > 1:
-        return "--kv-host-path: ranks of one model have memory of their own yet: leave it out"
     if not options.kv_host_memory and options.kv_tier_dtype != "auto":
         return "--kv-tier-dtype is the format of blocks in --kv-host-memory and below it: set that, or leave this out"
     if not options.kv_host_memory:
