@@ -134,11 +134,12 @@ def test_every_flip_of_a_bit_of_a_state_is_found_and_the_prompt_is_computed(fold
         host = tiers._copies.host
         assert isinstance(host, CpuHostTier)
         assert host._states is not None
-        of_states = [page for page in range(host.num_pages) if (one := tiers._host.record(page)) and one.part_key]
-        words_left = host._states.shape[1] - (host.pages_per_state - 1) * host.words.shape[1]
-        for page in of_states[:: host.pages_per_state]:  # each state in one place
-            word = draw.randrange(min(words_left, host.words.shape[1]))
-            host.words[page, word] ^= 1 << draw.randrange(63)
+        records = {page: tiers._host.record(page) for page in range(host.num_pages)}
+        parts = [page for page, record in records.items() if record is not None and record.part_key]
+        assert len(parts) % host.pages_per_state == 0
+        num_words = min(host._states.shape[1] % host.words.shape[1] or host.words.shape[1], host._states.shape[1])
+        for page in parts:  # in any part, the last and shortest one included
+            host.words[page, draw.randrange(num_words)] ^= 1 << draw.randrange(63)
         hits = tier(llm).hit_tokens
         assert tokens(llm, PROMPT) == expected
         assert tier(llm).mismatches == flips
@@ -147,5 +148,6 @@ def test_every_flip_of_a_bit_of_a_state_is_found_and_the_prompt_is_computed(fold
 
 
 def test_start_is_refused_when_main_memory_has_no_room_for_a_state(folder: Path) -> None:
+    page_bytes = open_llm(folder)._engine._runner.pool.spec.page_bytes  # type: ignore[attr-defined]  # it has a model
     with pytest.raises(ModelError, match=r"kv_host_memory = .*recurrent state"):
-        open_llm(folder, kv_host_memory=10_000)
+        open_llm(folder, kv_host_memory=page_bytes)
