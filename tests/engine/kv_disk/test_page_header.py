@@ -4,7 +4,7 @@ import random
 from array import array
 
 from mini_infer_contract.blocks import block_keys, root_key
-from mini_infer_engine.core.kv_tiers.page_record import PageRecord
+from mini_infer_engine.core.kv_tiers.page_record import PageRecord, state_records
 from mini_infer_engine.core.prefix_cache import Block
 from mini_infer_engine.kv_disk.page_header import decode_header, encode_header
 
@@ -30,6 +30,17 @@ def test_record_is_the_same_when_its_header_is_read() -> None:
         read = decode_header(encode_header(record) + bytes(100))
         assert read is not None
         assert facts(read) == facts(record)
+
+
+def test_record_of_a_part_of_a_state_is_the_same_when_its_header_is_read() -> None:
+    parts = state_records(b"a prefix", 2**64 - 1, 3)
+    read = [decode_header(encode_header(part) + bytes(100)) for part in parts]
+    assert [one and (one.key, one.digest, one.blocks) for one in read] == [
+        (part.key, part.digest, ()) for part in parts
+    ]
+    assert len({part.key for part in parts}) == 3
+    assert parts[0].key == state_records(b"a prefix", 5, 3)[0].key
+    assert not {part.key for part in parts[1:]} & {part.key for part in state_records(b"a prefix", 5, 3)}
 
 
 def test_nothing_is_read_when_a_header_is_torn_or_changed() -> None:

@@ -124,6 +124,31 @@ def test_prompt_resumes_from_the_disk_when_the_engine_was_started_anew(folder: P
     assert tier(other, "disk").hit_tokens == 0, "a state of another dtype was hit"
 
 
+def test_prompt_is_computed_when_a_kill_has_left_a_state_without_its_last_part(folder: Path, tmp_path: Path) -> None:
+    disk = {"kv_disk_path": str(tmp_path), "kv_disk_size": "400MB"}
+    llm = open_llm(folder, **TIERS, **disk)
+    expected = tokens(llm, PROMPT)
+    lose_device(llm)
+    tiers: Any = llm._engine._tiers
+    store, by_state = tiers._copies.disk, dict[bytes, int]()
+    for key, page in tiers._disk._pages.items():
+        if page.record.part_key:
+            by_state[key.partition(b"state")[0]] = page.location  # the parts are written one after another
+    assert by_state
+    store._folder.release()
+    for location in by_state.values():
+        number, offset = store.layout.place(location)
+        with store._folder.segment(number).open("r+b") as file:
+            file.seek(offset)
+            file.write(bytes(store.layout.header_bytes))  # a header is written after its page
+    again = open_llm(folder, **TIERS, **disk)
+    again._engine._tiers._copies.disk.join_recovery()  # type: ignore[union-attr]  # it has a disk
+    assert tokens(again, PROMPT) == expected
+    stats = tier(again, "disk")
+    assert (stats.hit_tokens, stats.mismatches, stats.errors) == (0, 0, 0)
+    assert stats.blocks > 0
+
+
 def test_every_flip_of_a_bit_of_a_state_is_found_and_the_prompt_is_computed(folder: Path) -> None:
     draw, llm = random.Random(3), open_llm(folder, **TIERS)
     expected = tokens(llm, PROMPT)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mini_infer_engine.core.kv_tiers.load_choice import CopyCost, pages_to_load
+from mini_infer_engine.core.kv_tiers.load_choice import CopyCost, pages_to_load, pages_to_resume_after
 
 PAGE = 16
 HOST, DISK = "host", "disk"
@@ -30,6 +30,28 @@ def test_pages_are_loaded_when_that_saves_the_most_time(
     media: list[str], compute_tokens_per_s: float, expected: int
 ) -> None:
     assert pages_to_load(media, PAGE, costs(), compute_tokens_per_s) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_resumable", "num_on_device", "media", "states", "expected"),
+    [
+        (0, 0, [HOST] * 100, {100: [HOST] * 5}, 100),  # 160 ms of computing against 2.7 ms
+        (0, 0, [HOST] * 100, {}, 0),  # pages without a state are of no use
+        (0, 100, [], {100: [HOST] * 5}, 100),  # the state alone is loaded
+        (0, 0, [HOST] * 100, {100: []}, 100),  # the state is on the device
+        (90, 100, [], {100: [HOST] * 5000}, 90),  # 16 ms of computing against 81 ms: the state is large
+        (0, 0, [HOST] * 100, {60: [HOST] * 5, 100: [HOST] * 5000}, 60),  # the shorter prefix has the smaller state
+        (0, 0, [HOST] * 100, {60: [HOST] * 5, 100: [DISK] * 5}, 100),
+        (0, 0, [HOST] * 60 + [DISK] * 40, {60: [HOST], 100: [DISK] * 600}, 60),
+        (50, 50, [HOST] * 2, {52: [HOST] * 150}, 50),  # 3.2 ms of computing against 3.4 ms
+        (50, 50, [HOST] * 3, {53: [HOST] * 150}, 53),  # 4.8 ms
+    ],
+)
+def test_sequence_resumes_after_the_pages_and_the_state_that_save_the_most_time(
+    num_resumable: int, num_on_device: int, media: list[str], states: dict[int, list[str]], expected: int
+) -> None:
+    found = pages_to_resume_after(num_resumable, num_on_device, media, states, PAGE, costs(), 10_000)
+    assert found == expected
 
 
 def test_cost_is_the_first_estimate_when_nothing_was_measured() -> None:
