@@ -424,8 +424,8 @@ class Engine:
     @property
     def only_receives(self) -> bool:
         """True if `step` would do nothing before another engine has sent something or gives back pinned pages."""
-        waits = self._waits_for_peers and not self.scheduler.lacks_keys and not self._tiers.are_copying
-        return waits and not self._transfers.has_news(time.monotonic())
+        may_go_on = self.scheduler.lacks_keys or self._tiers.are_copying or self._tiers.are_loading
+        return self._waits_for_peers and not may_go_on and not self._transfers.has_news(time.monotonic())
 
     def write_behind(self) -> bool:
         """Copies cached blocks to lower tiers while there is no work. Returns False if there is nothing to copy."""

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove, sealed
+from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove, StateMove, sealed
 from mini_infer_engine.runtime.memory.hidden_pages import HiddenPages
-from mini_infer_engine.runtime.memory.host_tier import CpuHostTier, make_host_tier
+from mini_infer_engine.runtime.memory.host_tier import CpuHostTier, make_host_tier, runs
 from mini_infer_engine.runtime.memory.int4_rows import pack_rows, row_bytes, unpack_rows
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.memory.page_codec import PackedPages, RawPages
@@ -71,6 +71,45 @@ def test_exchanged_words_and_pages_are_found_when_pages_come_back(tier: CpuHostT
     assert moved(tier).digests[0] != stored
     assert sealed(stored, b"one page", b"model") != sealed(stored, b"other page", b"model")
     assert sealed(stored, b"one page", b"model") != sealed(stored, b"one page", b"other model")
+
+
+@pytest.mark.parametrize(
+    ("pages", "expected"),
+    [
+        ((), []),
+        ((4,), [(0, 4, 1)]),
+        ((4, 5, 6), [(0, 4, 3)]),
+        ((6, 5, 4), [(0, 6, 1), (1, 5, 1), (2, 4, 1)]),
+        ((1, 2, 7, 8, 3), [(0, 1, 2), (2, 7, 2), (4, 3, 1)]),
+    ],
+)
+def test_runs_are_consecutive_pages(pages: tuple[int, ...], expected: list[tuple[int, int, int]]) -> None:
+    assert list(runs(pages)) == expected
+
+
+@pytest.mark.parametrize("num_words", [30, 53, 120])
+@pytest.mark.parametrize("pages", [(0, 1, 2), (6, 3, 4)])
+def test_state_comes_back_to_another_checkpoint_when_it_was_stored(num_words: int, pages: tuple[int, ...]) -> None:
+    """A page has 53 words."""
+    parts = [torch.randint(-(2**62), 2**62, (NUM_PAGES, width)) for width in (48, 5)]
+    states = torch.randint(-(2**62), 2**62, (3, num_words))
+    before, own = states.clone(), pages[: -(-num_words // 53)]
+    tier = CpuHostTier(RawPages(parts), 8, b"identity", None, states, len(own))
+    tier.store(1, [PageMove(2, 7)], [StateMove(1, own)])
+    stored = moved(tier)
+    states[:2] = 0
+    tier.load(2, [PageMove(7, 0)], [StateMove(0, own)])
+    loaded = moved(tier)
+    assert (stored.error, loaded.error, len(loaded.digests)) == ("", "", 2)
+    assert stored.digests == loaded.digests
+    assert torch.equal(states[0], before[1])
+    assert torch.equal(states[2], before[2])
+    assert torch.equal(parts[0][0], parts[0][2])
+    for page in own:
+        tier.words[page, (num_words - 1) % 53] ^= np.uint64(1)
+        tier.load(3, [], [StateMove(0, own)])
+        assert moved(tier).digests != stored.digests[1:]
+        tier.words[page, (num_words - 1) % 53] ^= np.uint64(1)
 
 
 def test_copy_ends_with_an_error_when_it_cannot_be_made(tier: CpuHostTier) -> None:

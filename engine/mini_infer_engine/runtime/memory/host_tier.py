@@ -90,13 +90,22 @@ class HostTier(ABC):
         """Returns the bytes of a page, for files."""
         return self.memory[page * self.page_bytes : (page + 1) * self.page_bytes]
 
-    def _parts_of(self, state: StateMove) -> Iterator[tuple[Tensor, int]]:
-        """Yields the parts of a state on the device [words], each with the page for it. The last one may be shorter
-        than a page.
-        """
+    def _pieces_of(self, state: StateMove) -> Iterator[tuple[Tensor, slice]]:
+        """Yields the pieces of a state on the device [words], each with its words among all of main memory."""
         assert self._states is not None, "this model has no recurrent state"
-        # Another rank's state may take more pages than ours: it has other layers.
-        return zip(torch.split(self._states[state.checkpoint], self.words.shape[1]), state.pages, strict=False)
+        row, width = self._states[state.checkpoint], self.words.shape[1]
+        for place, first, count in runs(state.pages):
+            piece = row[place * width : (place + count) * width]  # the last page may have room left
+            yield piece, slice(first * width, first * width + len(piece))
+
+
+def runs(pages: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yields runs of consecutive pages: the place of the first, that page, and their number."""
+    begin = 0
+    for place in range(1, len(pages) + 1):
+        if place == len(pages) or pages[place] != pages[place - 1] + 1:
+            yield begin, pages[begin], place - begin
+            begin = place
 
 
 class CpuHostTier(HostTier):
@@ -113,6 +122,7 @@ class CpuHostTier(HostTier):
     ) -> None:
         super().__init__(codec, num_pages, identity, shared, states, pages_per_state)
         self._state_digests = None if states is None else PageDigests([states])
+        self._flat = self.words.reshape(-1)
         self._codec = codec
         self._parts = [part.numpy().view(np.uint64) for part in codec.parts]
         self._digests = PageDigests(codec.parts)
@@ -148,13 +158,13 @@ class CpuHostTier(HostTier):
 
     def _store_state(self, state: StateMove) -> int:
         digest = self._digest_of_state(state)
-        for part, page in self._parts_of(state):
-            np.copyto(self.words[page, : len(part)], part.numpy().view(np.uint64))
+        for piece, words in self._pieces_of(state):
+            np.copyto(self._flat[words], piece.numpy().view(np.uint64))
         return digest
 
     def _load_state(self, state: StateMove) -> int:
-        for part, page in self._parts_of(state):
-            np.copyto(part.numpy().view(np.uint64), self.words[page, : len(part)])
+        for piece, words in self._pieces_of(state):
+            np.copyto(piece.numpy().view(np.uint64), self._flat[words])
         return self._digest_of_state(state)
 
     def _digest_of_state(self, state: StateMove) -> int:
@@ -255,8 +265,8 @@ class CudaHostTier(HostTier):
                             self._host[move.target, columns].copy_(part[row], non_blocking=True)
                 digests += self._digests_of_states(states)
                 for state in states:
-                    for part, page in self._parts_of(state):
-                        self._host[page, : len(part)].copy_(part, non_blocking=True)
+                    for piece, words in self._pieces_of(state):
+                        self._host.view(-1)[words].copy_(piece, non_blocking=True)
                 self._end(ticket, digests, begin)
 
     def load(self, ticket: int, moves: Sequence[PageMove], states: Sequence[StateMove] = ()) -> None:
@@ -278,8 +288,8 @@ class CudaHostTier(HostTier):
             if states:
                 self._loading.wait_stream(passes)
             for state in states:
-                for part, page in self._parts_of(state):
-                    part.copy_(self._host[page, : len(part)], non_blocking=True)
+                for piece, words in self._pieces_of(state):
+                    piece.copy_(self._host.view(-1)[words], non_blocking=True)
             digests += self._digests_of_states(states)
             self._end(ticket, digests, begin)
 
@@ -366,7 +376,7 @@ def make_host_tier(
         raise ModelError(f"kv_host_memory = {num_bytes:,} bytes: one page takes {page_bytes:,}: set a larger one.")
     kind = CudaHostTier if pool.storage.device.type == "cuda" else CpuHostTier
     identity += codec.name.encode()
-    states = None if pool.states is None else pool.states.checkpoint_words()
+    states = None if pool.states is None or not pool.states.slots.num_checkpoints else pool.states.checkpoint_words()
     pages_per_state = 0 if states is None else -smallest(-pages_of(states.shape[1] * WORD_BYTES, page_bytes))
     least = (1 + pages_per_state) * page_bytes
     if num_bytes < least:

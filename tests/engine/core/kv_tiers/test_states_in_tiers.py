@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
+
 from mini_infer_engine.config.model.kv_groups import KVGroup, kv_cache_config
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.kv_tiers.tiers import KVTiers
-from mini_infer_engine.core.request import CachedTokens
+from mini_infer_engine.core.request import CachedTokens, Request, SamplingParams
 from tests.engine.core.kv_tiers.test_tiers import LENGTH, NUM_PAGES, PROMPT, _Eager, cached, others, run
 from tests.support.engine_world import make_engine
 from tests.support.fake_runner import FakeRunner
@@ -115,6 +117,23 @@ def test_prompt_is_computed_when_no_checkpoint_is_free_for_its_state() -> None:
     assert cached(run(engine, PROMPT, "again")) == CachedTokens()
     assert runner.host_memory is not None
     assert runner.host_memory.num_state_loads == 0
+
+
+def test_prompt_is_computed_when_its_load_is_void_from_the_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No copy is under way then whose end the engine could wait for."""
+    engine, _ = engine_with((80, 0))
+    run(engine, PROMPT, "first")
+    others(engine, 4)
+    monkeypatch.setattr(tiers_of(engine)._loads, "_take_checkpoint", lambda state: None)
+    request = Request(request_id="again", prompt_token_ids=PROMPT, sampling=SamplingParams(max_tokens=1))
+    engine.add(request)
+    engine.step()
+    assert not engine.only_receives
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    assert cached(outputs) == CachedTokens()
+    assert engine.stats().cached_prompt_tokens == 0
 
 
 def test_states_are_no_blocks_to_gateways() -> None:
