@@ -4,23 +4,27 @@ from dataclasses import replace
 
 import pytest
 
+from mini_infer_contract.blocks import root_key
 from mini_infer_engine.config.model.kv_groups import KVGroup, kv_cache_config
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.kv_tiers.tiers import KVTiers
 from mini_infer_engine.core.request import CachedTokens, Request, SamplingParams
+from mini_infer_engine.core.sequence import Sequence
 from tests.engine.core.kv_tiers.test_tiers import LENGTH, NUM_PAGES, PROMPT, _Eager, cached, others, run
 from tests.support.engine_world import make_engine
 from tests.support.fake_runner import FakeRunner
 
 
-def engine_with(num_tier_pages: tuple[int, int], num_checkpoints: int = 3) -> tuple[Engine, FakeRunner]:
+def engine_with(
+    num_tier_pages: tuple[int, int], num_checkpoints: int = 3, num_pages: int = NUM_PAGES
+) -> tuple[Engine, FakeRunner]:
     """A state takes two pages of main memory."""
     groups = replace(
         kv_cache_config([None], LENGTH),
         state_group=KVGroup("recurrent_state", (1, 2)),
         num_checkpoints=num_checkpoints,
     )
-    return make_engine(NUM_PAGES, 16, LENGTH, num_tier_pages=num_tier_pages, draw=_Eager(0), kv_cache=groups)
+    return make_engine(num_pages, 16, LENGTH, num_tier_pages=num_tier_pages, draw=_Eager(0), kv_cache=groups)
 
 
 def tiers_of(engine: Engine) -> KVTiers:
@@ -134,6 +138,30 @@ def test_prompt_is_computed_when_its_load_is_void_from_the_begin(monkeypatch: py
         outputs += engine.step()
     assert cached(outputs) == CachedTokens()
     assert engine.stats().cached_prompt_tokens == 0
+
+
+def test_prefix_is_brought_with_its_state_before_another_engine_reads_it() -> None:
+    engine, runner = engine_with((80, 0), num_pages=60)
+    run(engine, PROMPT, "first")
+    engine.scheduler.kv_cache.reset_prefix_cache()
+    tiers, prompt = tiers_of(engine), sequence_of(PROMPT)
+    assert tiers.bring(prompt, keep_s=60.0)
+    assert tiers.is_bringing(prompt)
+    while engine.write_behind():
+        pass
+    assert not tiers.is_bringing(prompt)
+    pages, num_tokens = engine.scheduler.kv_cache.longest_cached(PROMPT, prompt.root)
+    assert (len(pages), num_tokens) == (9, 144)
+    assert runner.host_memory is not None
+    assert runner.host_memory.num_state_loads == 1
+    assert cached(run(engine, PROMPT, "again")) == CachedTokens(host=144)
+    assert runner.host_memory.num_loads == 1, "what was prefetched is hit on the device"
+
+
+def sequence_of(prompt: list[int]) -> Sequence:
+    """A prompt that will never run."""
+    request = Request(request_id="peer", prompt_token_ids=prompt, sampling=SamplingParams())
+    return Sequence(request, (), 0.0, root_key("revision"), 0, frozenset(), ())
 
 
 def test_states_are_no_blocks_to_gateways() -> None:
