@@ -129,6 +129,18 @@ def test_page_is_loaded_by_another_engine_when_one_has_stored_it_in_shared_memor
         assert torch.equal(new[[6, 1]], old[[2, 5]])
 
 
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3": {"head_dim": 64},
+    "deepseek_v2": DEEPSEEK | {"hidden_size": 128},
+    "gemma3_text": {
+        "head_dim": 64,
+        "num_hidden_layers": 4,
+        "sliding_window": 40,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "full_attention"],
+    },
+}
+
+
 def sessions(num_sessions: int, num_turns: int) -> list[list[Request]]:
     """Rounds of growing prompts: each session's next prompt begins with its last one."""
     dice = random.Random(5)
@@ -157,10 +169,11 @@ def sessions(num_sessions: int, num_turns: int) -> list[list[Request]]:
         ("qwen3", {"step_depth": 0, "enforce_eager": True}),
         ("qwen3", {"kv_cache_dtype": "int8"}),
         ("deepseek_v2", {}),
+        ("gemma3_text", {"disable_hybrid_kv_cache_manager": False}),
     ],
 )
 def test_texts_are_those_of_a_pool_that_is_large_enough(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
-    save_tiny_model(tmp_path, name, **({"head_dim": 64} if name == "qwen3" else DEEPSEEK | {"hidden_size": 128}))
+    save_tiny_model(tmp_path, name, **SHAPES[name])
     common = {"page_size": 16, "max_model_len": 256} | changes
     settings = make_settings(tmp_path, **common)
     runner = make_runner(settings)

@@ -101,10 +101,15 @@ class HybridKVCacheManager(KVCacheManager):
             tables.append(table)
         sequence.pages, *sequence.more_page_tables = tables
         sequence.num_computed = hits[0].num_tokens
-        sequence.num_published = len(hits[0].pages) * self.page_size // BLOCK_SIZE_TOKENS
+        sequence.num_published = min(len(one.pages) for one in hits) * self.page_size // BLOCK_SIZE_TOKENS
         if sequence.num_cached is None:
             sequence.num_cached = hits[0].num_tokens
         return True
+
+    def allocate_to_load(self, sequence: Sequence, num_pages: int) -> None:
+        """Allocates the pages of windows up to `num_pages`, which `allocate_slots` has found room for."""
+        for table in sequence.page_tables:
+            table += [self.pool.allocate() for _ in range(num_pages - len(table))]
 
     def allocate_chunk(self, sequence: Sequence, end: int) -> bool:
         """Allocates pages for the tokens up to `end`, and one more after the last chunk, in groups with a window.

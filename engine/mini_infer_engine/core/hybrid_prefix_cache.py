@@ -5,6 +5,8 @@ only its last blocks. Other components see the blocks of group 0 alone.
 """
 
 from collections import Counter
+from collections.abc import Callable, Container
+from functools import partial
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_contract.events import BlockStored
@@ -56,9 +58,42 @@ class HybridPrefixCache(PrefixCache):
                     block = blocks[keys[index]] = block_of(sequence, index, group)
                     if not group and self._record_events:
                         self._record_stored(sequence, index, block)
-                block.pages.append(page)
-                self._in_page[page].append(block)
+                if page not in block.pages:  # a load may have begun before pages that its sequence has hit
+                    block.pages.append(page)
+                    self._in_page[page].append(block)
         sequence.num_published = end
+
+    def longest_with_tiers(self, sequence: Sequence, count: int, has: Callable[[int, bytes], bool]) -> int:
+        """Returns the most whole pages, up to `count`, of a prefix whose pages are all cached, or in a lower tier by
+        `has`, which gets a group and the key of a page's last block.
+        """
+        keys, before = self._page_keys(sequence, count), -1
+        while count != before:
+            before = count
+            for group, spec in enumerate(self._specs):
+                places = _CachedOrBelow(self._groups[group], partial(has, group))
+                count = longest_cached(places, keys, count, self._needed_pages(spec, count), 1)
+        return count
+
+    def hit_before_load(self, sequence: Sequence, count: int) -> tuple[Hit, list[tuple[int, int]]]:
+        """Returns the first pages of each group that are cached, of a prefix of `count` pages, and the group and place
+        of each page behind them that the groups need.
+        """
+        keys, hits, missing = self._page_keys(sequence, count), list[Hit](), list[tuple[int, int]]()
+        for group, (blocks, spec) in enumerate(zip(self._groups, self._specs, strict=True)):
+            first = spec.num_skipped_tokens(count * self.pool.page_size) // self.pool.page_size
+            end = next((place for place in range(first, count) if keys[place] not in blocks), count)
+            pages = [self._null_page] * first + [blocks[key].pages[0] for key in keys[first:end]]
+            hits.append(Hit(end * self.pool.page_size, pages, None))
+            missing += [(group, place) for place in range(end, count)]
+        return Hit(hits[0].num_tokens, hits[0].pages, None, tuple(hits[1:])), missing
+
+    def _page_keys(self, sequence: Sequence, count: int) -> list[bytes]:
+        keys, step = sequence.known_keys(count * self._blocks_per_page), self._blocks_per_page
+        return keys[step - 1 : count * step : step]
+
+    def _needed_pages(self, spec: KVGroup, count: int) -> int:
+        return count if spec.window is None else max(1, -(-(spec.window - 1) // self.pool.page_size))
 
     def snapshot(self) -> list[BlockStored]:
         """Returns the blocks of group 0, parents before children."""
@@ -109,6 +144,16 @@ class HybridPrefixCache(PrefixCache):
             self._changes.append(gone)
 
 
+class _CachedOrBelow:
+    """The pages of a group that are cached or in a lower tier, by the keys of their last blocks."""
+
+    def __init__(self, cached: Container[bytes], is_below: Callable[[bytes], bool]) -> None:
+        self._cached, self._is_below = cached, is_below
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, bytes) and (key in self._cached or self._is_below(key))
+
+
 class _ReportedChains:
     """The blocks that other components take for cached, where the first blocks of a prefix are evicted before its last.
 
@@ -154,7 +199,7 @@ class _ReportedChains:
         return gone
 
 
-def longest_cached(blocks: dict[bytes, Block], keys: list[bytes], count: int, needed: int, alignment: int) -> int:
+def longest_cached(blocks: Container[bytes], keys: list[bytes], count: int, needed: int, alignment: int) -> int:
     """Returns the most blocks up to `count`, a multiple of `alignment`, whose last `needed` are cached."""
     end = count - count % alignment
     while end:

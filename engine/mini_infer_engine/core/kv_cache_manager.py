@@ -170,6 +170,9 @@ class KVCacheManager:
             sequence.num_cached = hit.num_tokens
         return True
 
+    def allocate_to_load(self, sequence: Sequence, num_pages: int) -> None:
+        """Allocates the first `num_pages` pages of a sequence that loads them, where `allocate_slots` has not."""
+
     def allocate_chunk(self, sequence: Sequence, end: int) -> bool:
         """Allocates pages for the tokens of the next chunk, up to `end`, where `allocate_slots` has not. Returns False
         if too few are free.

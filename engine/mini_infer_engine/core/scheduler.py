@@ -599,6 +599,7 @@ class Scheduler:
         """Plans the first chunk of an admitted sequence, or has its keys and values loaded or received."""
         if match.is_load:
             sequence.state = State.LOADING
+            self.kv_cache.allocate_to_load(sequence, match.num_pages)
             insort(self.receiving, sequence, key=_order)
             plan.step.loading.append((sequence, match))
         elif sequence.kv_source is None:

@@ -22,6 +22,7 @@ class _Content(msgspec.Struct, array_like=True):
     """Those of the page's blocks, or the key of a part of a recurrent state, which has no tokens."""
     tokens: bytes
     salt: str
+    group: int
 
 
 def encode_header(record: PageRecord) -> bytes:
@@ -32,11 +33,11 @@ def encode_header(record: PageRecord) -> bytes:
 
 def _content(record: PageRecord) -> _Content:
     if record.part_key:
-        return _Content(record.digest, None, record.part_key, b"", "")
+        return _Content(record.digest, None, record.part_key, b"", "", 0)
     first = record.blocks[0]
     keys = b"".join(block.key for block in record.blocks)
     tokens = b"".join(block.packed_tokens for block in record.blocks)
-    return _Content(record.digest, first.parent, keys, tokens, first.salt)
+    return _Content(record.digest, first.parent, keys, tokens, first.salt, first.group)
 
 
 def decode_header(data: bytes) -> PageRecord | None:
@@ -60,4 +61,6 @@ def decode_header(data: bytes) -> PageRecord | None:
         return None
     parents = [read.parent, *(parent for parent, _ in pairwise(keys))]
     blocks = zip(keys, parents, tokens, strict=True)
-    return PageRecord(tuple(Block(0, key, parent, own, read.salt, []) for key, parent, own in blocks), read.digest)
+    return PageRecord(
+        tuple(Block(read.group, key, parent, own, read.salt, []) for key, parent, own in blocks), read.digest
+    )

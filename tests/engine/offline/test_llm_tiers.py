@@ -11,6 +11,11 @@ from tests.support.tiny_models import DEEPSEEK, GEMMA4_INPUTS, save_tiny_model
 TOPICS = [
     f"The {number}th list is sorted, and then its names are joined with a comma, so that" * 3 for number in range(12)
 ]
+WINDOWS: dict[str, object] = {
+    "num_hidden_layers": 4,
+    "sliding_window": 20,
+    "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+}
 POOL = 3_000_000
 """Bytes of which a part of the conversations fills all."""
 
@@ -75,6 +80,9 @@ def test_texts_are_the_same_when_blocks_come_back_from_main_memory_and_a_disk(tm
         ("qwen3", {}, {"kv_cache_dtype": "int8"}),
         ("deepseek_v2", DEEPSEEK, {}),
         ("gemma3_text", {"head_dim": 16, "sliding_window": 11}, {}),
+        ("gemma3_text", WINDOWS | {"head_dim": 16}, {}),
+        ("gemma3_text", WINDOWS | {"head_dim": 16}, {"kv_cache_dtype": "int8", "step_depth": 1}),
+        ("gemma4_text", GEMMA4_INPUTS | {"head_dim": 16, "global_head_dim": 32}, {}),
     ],
 )
 def test_tokens_are_the_same_when_pages_of_any_form_come_back(
@@ -91,11 +99,12 @@ def test_tokens_are_the_same_when_pages_of_any_form_come_back(
     roomy = LLM(str(tmp_path), kv_cache_memory=4_000_000, **common)
     expected = tokens(roomy)
     page_bytes = roomy._engine._runner.pool.spec.page_bytes  # type: ignore[attr-defined]  # it has a model
-    llm = LLM(str(tmp_path), kv_cache_memory=15 * page_bytes, kv_host_memory=100 * page_bytes, **common)
+    llm = LLM(str(tmp_path), kv_cache_memory=45 * page_bytes, kv_host_memory=200 * page_bytes, **common)
     use_tiers(llm)
     for _ in range(3):
         assert tokens(llm) == expected
         write_behind(llm)
+        llm._engine.scheduler.kv_cache.reset_prefix_cache()
     stats = llm._engine.stats().kv_tiers.tiers["host"]
     assert stats.hit_tokens > 100
     assert (stats.mismatches, stats.errors) == (0, 0)
@@ -132,7 +141,7 @@ def test_prompts_go_on_when_pages_come_back_from_four_bits(
         differences = [abs(one - other) for one, other in zip(made, expected, strict=True)]
         assert sum(differences) / len(differences) < 0.15
     stats = llm._engine.stats().kv_tiers.tiers["host"]
-    assert stats.hit_tokens > 100
+    assert stats.hit_tokens >= 64
     assert (stats.mismatches, stats.errors) == (0, 0)
     assert stats.capacity_bytes // llm._engine._tiers._copies.host.page_bytes > 90  # type: ignore[union-attr]  # of fp32, 1/7
 

@@ -52,15 +52,12 @@ class Loaded:
     """The tokens among them that came from each tier."""
     is_first: bool
     """True if this was the sequence's first admission."""
+    is_void: bool = False
+    """True if the sequence cannot go on from what was loaded, as something that it needs has not come."""
     state_key: bytes | None = None
     """The key of the block that a recurrent state which was to be loaded follows; None if there was to be none."""
     checkpoint: int | None = None
-    """The slot of that state, whose user the receiver is from now on; None if the load is void: nothing can be used."""
-
-    @property
-    def is_void(self) -> bool:
-        """True if the sequence cannot go on from what was loaded."""
-        return self.state_key is not None and self.checkpoint is None
+    """The slot of that state, whose user the receiver is from now on; None if there is none or the load is void."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +72,12 @@ class _Load:
     state: TierState | None = None
     checkpoint: int | None = None
     """The slot for the state, which the load uses."""
+    num_whole: int | None = None
+    """Tokens at the sequence's beginning that are on the device once all pages of all KV groups are; None if pages
+    count from the first one on.
+    """
+    is_first_group: Items[bool] = ()
+    """True for each page of the first KV group, where there are several or windows."""
     host_pages: list[int] = field(default_factory=list)
     """Those of its pages, and then of the parts of its state."""
     num_reading: int = 0
@@ -96,9 +99,14 @@ class _Load:
         return keys if self.state is None else [*keys, state_key(self.state.key)]
 
     @property
+    def needs_all(self) -> bool:
+        """True if the sequence can go on from all of it alone."""
+        return self.state is not None or self.num_whole is not None
+
+    @property
     def is_complete(self) -> bool:
         """True if what can be used is enough to go on from."""
-        return self.state is None or (self.checkpoint is not None and self.num_valid == len(self.all_pages))
+        return not self.needs_all or self.num_valid == len(self.all_pages)
 
 
 class Loads:
@@ -148,17 +156,28 @@ class Loads:
         return [slot for slot in (*loads, *ended) if slot is not None]
 
     def begin(
-        self, sequence: Sequence, pages: Items[TierPage], state: TierState | None = None, *, is_first: bool
+        self,
+        sequence: Sequence,
+        pages: Items[TierPage],
+        state: TierState | None = None,
+        *,
+        is_first: bool,
+        places: Items[tuple[int, int]] = (),
+        num_pages: int = 0,
     ) -> None:
         """Loads pages behind the computed tokens of a sequence, which has been given pages for them, and the state
-        after them.
+        after them. With `places` they are those of its KV groups, for the first `num_pages` pages of a prefix.
         """
         first = sequence.num_computed // self._pool.page_size
         targets = sequence.pages[first : first + len(pages)]
         load = _Load(sequence, sequence.num_computed, pages, targets, is_first, state, self._take_checkpoint(state))
+        if places:
+            load.targets = [sequence.page_tables[group][place] for group, place in places]
+            load.num_whole = num_pages * self._pool.page_size
+            load.is_first_group = [not group for group, _ in places]
         self._loads[sequence] = load
         self._under_way.append(load)
-        self._pool.pin(targets)
+        self._pool.pin(load.targets)
         self._keys.update(load.keys)
         if state is not None and load.checkpoint is None:
             self._end(load, 0)
@@ -300,9 +319,13 @@ class Loads:
         del self._loads[sequence]
         page_size, counts = self._pool.page_size, Counter[str]()
         used = load.pages[:num_valid]
-        for page in used:
-            page.tier.hit(page_size)
-            counts[page.tier.name] += page_size
+        for place, page in enumerate(used):
+            if not load.is_first_group or load.is_first_group[place]:
+                page.tier.hit(page_size)
+                counts[page.tier.name] += page_size
+        is_void = load.needs_all and num_valid < len(load.all_pages)
         num_tokens = load.num_before + len(used) * page_size
+        if load.num_whole is not None:
+            num_tokens = load.num_before if is_void else load.num_whole
         key = None if load.state is None else load.state.key
-        self._ended.append(Loaded(sequence, num_tokens, dict(counts), load.is_first, key, checkpoint))
+        self._ended.append(Loaded(sequence, num_tokens, dict(counts), load.is_first, is_void, key, checkpoint))

@@ -26,7 +26,22 @@ class PageRecord(msgspec.Struct, eq=False, frozen=True, gc=False):
     @property
     def key(self) -> bytes:
         """The key of its last block, which names all tokens up to the page's end, or that of a part of a state."""
-        return self.part_key or self.blocks[-1].key
+        return self.part_key or page_key(self.blocks)
+
+    @property
+    def is_reported(self) -> bool:
+        """True if others hear of its blocks: those of the first KV group."""
+        return bool(self.blocks) and not self.blocks[0].group
+
+
+def page_key(blocks: Sequence[Block]) -> bytes:
+    """Returns the key of a page with these blocks."""
+    return group_key(blocks[-1].key, blocks[-1].group)
+
+
+def group_key(key: bytes, group: int) -> bytes:
+    """Returns the key of a KV group's page whose last block has this key."""
+    return key + bytes((group,)) if group else key
 
 
 def state_key(key: bytes) -> bytes:

@@ -19,7 +19,7 @@ class TierEvents:
         self.medium = medium
         self._are_recorded = are_recorded
         self.num_pages = 0
-        """Pages with blocks that are in the tier."""
+        """Pages in the tier whose blocks others hear of."""
         self._counts: Counter[bytes] = Counter()
         """The number of pages that have a block, by its key."""
         self._changes: list[list[Block] | list[bytes]] = []
@@ -27,8 +27,8 @@ class TierEvents:
 
     def stored(self, record: PageRecord) -> None:
         """Records that a page came. Parts of a recurrent state have no blocks to report."""
-        self.num_pages += bool(record.blocks)
-        if self._are_recorded:
+        self.num_pages += record.is_reported
+        if self._are_recorded and record.is_reported:
             new = [block for block in record.blocks if not self._counts[block.key]]
             self._counts.update(block.key for block in record.blocks)
             if new:
@@ -36,8 +36,8 @@ class TierEvents:
 
     def removed(self, record: PageRecord) -> None:
         """Records that a page went."""
-        self.num_pages -= bool(record.blocks)
-        if not self._are_recorded:
+        self.num_pages -= record.is_reported
+        if not self._are_recorded or not record.is_reported:
             return
         gone: list[bytes] = []
         for block in record.blocks:
@@ -66,7 +66,7 @@ class TierEvents:
 
 
 def _parents_first(records: Iterable[PageRecord]) -> Iterator[PageRecord]:
-    waiting = {record.key: record for record in records if record.blocks}
+    waiting = {record.key: record for record in records if record.is_reported}
     while waiting:
         line = [waiting.popitem()[1]]
         while (parent := line[-1].blocks[0].parent) is not None and parent in waiting:

@@ -19,6 +19,13 @@ class TierMatch:
     state: TierState | None = None
     """The recurrent state after the last of them, without which they are of no use; None if the model has none."""
 
+    places: tuple[tuple[int, int], ...] = ()
+    """The KV group and the place in its page table of each of the pages, where a model has several groups or windows;
+    empty if they follow the hit. All of them are needed then.
+    """
+    num_pages: int = 0
+    """Whole pages of the prefix once everything is loaded, where there are `places`."""
+
     @property
     def is_load(self) -> bool:
         """True if something is to be loaded."""

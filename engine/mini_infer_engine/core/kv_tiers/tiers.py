@@ -10,11 +10,12 @@ from math import inf
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_contract.events import BlockStored, KVEvent
+from mini_infer_engine.core.hybrid_prefix_cache import HybridPrefixCache
 from mini_infer_engine.core.kv_tiers.copies import Copies
 from mini_infer_engine.core.kv_tiers.host_blocks import HostBlocks
 from mini_infer_engine.core.kv_tiers.load_choice import CopyCost, pages_to_load, pages_to_resume_after
 from mini_infer_engine.core.kv_tiers.loads import Loaded, Loads, TierPage, TierState
-from mini_infer_engine.core.kv_tiers.page_record import later_part_keys, state_key
+from mini_infer_engine.core.kv_tiers.page_record import group_key, later_part_keys, state_key
 from mini_infer_engine.core.kv_tiers.prefetches import MAX_READ_AHEAD, READ_AHEAD_EVERY_S, READ_AHEAD_S, Prefetches
 from mini_infer_engine.core.kv_tiers.returning_sessions import ReturningSessions
 from mini_infer_engine.core.kv_tiers.stats import NO_TIER_STATS, KVTierStats
@@ -94,6 +95,8 @@ class KVTiers:
     def _match(self, sequence: Sequence, hit: Hit, *, counts_declined: bool) -> TierMatch:
         if sequence.group is not None or not sequence.may_hit or not sequence.may_load or not self._host_tier.is_on:
             return NO_MATCH
+        if isinstance(self._cache, HybridPrefixCache):
+            return self._match_groups(self._cache, sequence, hit, counts_declined=counts_declined)
         on_device = hit.without_tail(self._page_size)
         if self._checkpoints is not None:  # pages of a hit end with a checkpoint; the prefix may have more
             on_device = self._cache.match(sequence).without_tail(self._page_size)
@@ -132,6 +135,33 @@ class KVTiers:
             return NO_MATCH
         hit = Hit(min(end, num_on_device) * self._page_size, on_device.pages[:end], None)
         return TierMatch(tuple(found[: max(0, end - num_on_device)]), hit=hit, state=states[end])
+
+    def _match_groups(
+        self, cache: HybridPrefixCache, sequence: Sequence, hit: Hit, *, counts_declined: bool
+    ) -> TierMatch:
+        """Returns the pages of all KV groups that make the longest prefix, if they are worth loading: of groups with a
+        window the last ones alone.
+        """
+        num_resumable, end = hit.num_tokens // self._page_size, self._most_pages(sequence)
+        while True:
+            end = cache.longest_with_tiers(sequence, end, lambda group, key: self._has(group_key(key, group)))
+            if end <= num_resumable:
+                return NO_MATCH
+            on_device, places = cache.hit_before_load(sequence, end)
+            keys = [group_key(self._key(sequence, place + 1), group) for group, place in places]
+            found = [page for page in map(self._find, keys) if page is not None]
+            if len(found) == len(keys):
+                break
+            end = next(place for key, (_, place) in zip(keys, places, strict=True) if self._find(key) is None)
+        if any(map(self._loads.is_loading, keys)):
+            return TierMatch(is_awaited=True)
+        media = {end: [page.tier.name for page in found]}
+        arguments = (num_resumable, end, (), media, self._page_size, self._costs, self._compute_tokens_per_s)
+        if pages_to_resume_after(*arguments) == num_resumable:
+            if counts_declined:
+                self._decline([page for page, (group, _) in zip(found, places, strict=True) if not group])
+            return NO_MATCH
+        return TierMatch(tuple(found), hit=on_device, places=tuple(places), num_pages=end)
 
     def _find_state(self, key: bytes) -> TierState | None:
         """Returns where the state after the block of this key is; None if not all of it is anywhere."""
@@ -184,6 +214,8 @@ class KVTiers:
         return key in self._host or key in self._disk
 
     def _to_prefetch(self, sequence: Sequence) -> TierMatch:
+        if isinstance(self._cache, HybridPrefixCache):
+            return NO_MATCH  # a sequence that does not run has one page table
         return self._match(sequence, self._resumable(sequence), counts_declined=False)
 
     def _resumable(self, sequence: Sequence) -> Hit:
@@ -209,7 +241,9 @@ class KVTiers:
 
     def load(self, sequence: Sequence, match: TierMatch, *, is_first: bool) -> None:
         """Loads the pages of a match behind the computed tokens of a sequence, which has pages for them."""
-        self._loads.begin(sequence, match.pages, match.state, is_first=is_first)
+        self._loads.begin(
+            sequence, match.pages, match.state, is_first=is_first, places=match.places, num_pages=match.num_pages
+        )
 
     def cancel(self, sequence: Sequence) -> None:
         """Loads nothing more for a sequence. Its pages stay pinned for as long as they may be written to."""

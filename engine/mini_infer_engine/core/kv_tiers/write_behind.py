@@ -10,7 +10,7 @@ from functools import partial
 
 from mini_infer_engine.core.kv_tiers.copies import Copies
 from mini_infer_engine.core.kv_tiers.host_blocks import HostBlocks
-from mini_infer_engine.core.kv_tiers.page_record import PageRecord, later_part_keys, state_key, state_records
+from mini_infer_engine.core.kv_tiers.page_record import PageRecord, later_part_keys, page_key, state_key, state_records
 from mini_infer_engine.core.kv_tiers.tier import Tier
 from mini_infer_engine.core.kv_tiers.tier_index import DiskIndex
 from mini_infer_engine.core.kv_tiers.tier_memory import DiskMoved, DiskPage, Moved, PageMove, StateMove, sealed
@@ -123,7 +123,7 @@ class WriteBehind:
             if len(found) >= limit:
                 break
             blocks = cache.whole_page(page)
-            if blocks is not None and blocks[-1].key not in self._host:
+            if blocks is not None and page_key(blocks) not in self._host:
                 found.append((page, blocks))
         return found
 
@@ -183,7 +183,7 @@ class WriteBehind:
         identity, contents = self._copies.host.identity, list[tuple[int, PageRecord]]()
         for move, (page, blocks), digest in zip(moves, found.pages, digests, strict=False):
             if self._cache.whole_page(page) is blocks:
-                record = PageRecord(tuple(blocks), sealed(digest, blocks[-1].key, identity))
+                record = PageRecord(tuple(blocks), sealed(digest, page_key(blocks), identity))
                 contents.append((move.target, record))
         for state, checkpoint, digest in zip(states, found.states, digests[len(moves) :], strict=False):
             if self._checkpoints is not None and self._checkpoints.in_slot(checkpoint.slot) is checkpoint:

@@ -42,6 +42,8 @@ class HostTier(ABC):
 
     latency_s = 0.0005
     bytes_per_s = _CPU_BYTES_PER_S
+    follows_passes = False
+    """True if loads of pages wait for the passes launched so far, which may still read what is behind their windows."""
 
     def __init__(
         self,
@@ -275,6 +277,8 @@ class CudaHostTier(HostTier):
         """
         codec, digests, passes = self._loading_codec, [], torch.cuda.current_stream(self._device)
         with torch.inference_mode(), torch.cuda.device(self._device), torch.cuda.stream(self._loading):
+            if self.follows_passes:
+                self._loading.wait_stream(passes)
             begin = _event()
             begin.record()
             for some in _batches(moves, codec.most_pages):

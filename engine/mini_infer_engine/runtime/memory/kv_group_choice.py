@@ -56,6 +56,4 @@ def _obstacle(settings: ResolvedSettings, num_stages: int, *, moves_kv: bool) ->
         return "a draft model reads the page table of all layers (speculative_method)"
     if settings.kv_swap_memory:
         return "kv_swap_memory takes pages of all layers"
-    if settings.kv_host_memory:
-        return "kv_host_memory takes pages of all layers"
     return None
