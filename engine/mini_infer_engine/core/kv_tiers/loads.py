@@ -182,13 +182,13 @@ class Loads:
         if state is not None and load.checkpoint is None:
             self._end(load, 0)
             return
-        places = self._acquire_host_pages(load)
+        on_disk = self._acquire_host_pages(load)
         load.num_valid = len(load.host_pages)
-        load.num_reading = len(places)
-        for place in places:
+        load.num_reading = len(on_disk)
+        for place in on_disk:
             location = load.all_pages[place].location
             self._copies.read(location, load.host_pages[place], partial(self._read, load, place))
-        if not places:
+        if not on_disk:
             self._copy(load)
 
     def _take_checkpoint(self, state: TierState | None) -> int | None:
