@@ -7,6 +7,7 @@ which sequences run; references are the pool's.
 """
 
 from array import array
+from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -76,6 +77,8 @@ class PrefixCache:
         self._in_page: list[list[Block]] = [[] for _ in range(num_pages)]
         self._record_events = record_events
         self._changes: list[Block | list[bytes]] = []  # blocks that were stored, or keys that were removed together
+        self.whole_pages: deque[int] | None = None
+        """Pages that have got their last block, the oldest first, for who takes them from here. None: nobody does."""
 
     def match_length(self, sequence: Sequence) -> int:
         """Returns the blocks of the longest cached prefix, without what must be computed: the last known token for its
@@ -150,6 +153,8 @@ class PrefixCache:
             page = pages[index // blocks_per_page]
             block.pages.append(page)
             self._in_page[page].append(block)
+            if self.whole_pages is not None and self.whole_page(page) is not None:
+                self.whole_pages.append(page)
 
     def pages_of(self, keys: Items[bytes]) -> list[int]:
         """Returns the pages of those of these blocks that are cached."""

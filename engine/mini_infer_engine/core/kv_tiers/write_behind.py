@@ -1,9 +1,13 @@
-"""Writes pages behind: those that the device will evict soon to main memory, and those of main memory to the disk.
+"""Writes pages behind: those of the device to main memory, and those that main memory will evict soon to the disk.
 
-So are checkpoints of recurrent state, in as many pages of main memory as they take. A page stays cached where it is,
-while it is copied and afterwards: its eviction loses nothing from then on.
+Main memory that is much larger than the device gets every page as soon as passes have been launched that fill it, while
+its sequence still runs: under load the device evicts pages within few steps of a sequence's end. A smaller one gets
+those that the device will evict soon. Checkpoints of recurrent state are written behind, too, in as many pages of main
+memory as they take. A page stays cached where it is, while it is copied and afterwards: its eviction loses nothing from
+then on.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +22,11 @@ from mini_infer_engine.core.prefix_cache import Block, PrefixCache
 from mini_infer_engine.core.state_checkpoints import Checkpoint, StateCheckpoints
 
 _BYTES_AT_ONCE = 64 << 20
-"""Bytes that are written behind at a time. Their pages cannot be evicted meanwhile."""
+"""Bytes that are written to the disk at a time. Their pages cannot be evicted meanwhile."""
+_STORED_S, _MOST_STORED = 0.02, 1 << 30
+"""Seconds of copying to main memory that are requested in a step, and the most bytes: more than its pass computes."""
+_MOST_STORES = 4
+"""Requests at a time: a copy begins after the passes that are in flight, and its end is noticed a step later."""
 _MOST_SCANNED, _MOST_SCANNED_IDLE = 256, 16_384
 """Most cached pages that are looked at in a step, which takes some 50 us, and while nothing runs."""
 
@@ -34,6 +42,18 @@ def window(num_pages: int, num_below: int, num_blank_below: int, *, is_idle: boo
     if is_idle:
         return _MOST_SCANNED_IDLE if num_blank_below else 0
     return max(1, min(num_pages // 4, num_below // 2, _MOST_SCANNED))
+
+
+def stored_at_once(page_bytes: int, bytes_per_s: float) -> int:
+    """Returns how many pages are copied to main memory in a step."""
+    return max(1, min(max(_BYTES_AT_ONCE, int(bytes_per_s * _STORED_S)), _MOST_STORED) // page_bytes)
+
+
+def stores_all(num_pages: int, num_below: int) -> bool:
+    """True if every page is to be stored at once. What is in both tiers takes room in main memory that is as large as
+    the device; of one that is twice as large at least half has what the device has not.
+    """
+    return num_below >= 2 * num_pages
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,9 +80,18 @@ class WriteBehind:
         self._host_tier, self._disk_tier = tiers
         self._copies = copies
         self._checkpoints = checkpoints
-        self._pages_at_once = max(1, _BYTES_AT_ONCE // copies.host.page_bytes)
-        self.targets: list[int] = []
+        self._written_at_once = max(1, _BYTES_AT_ONCE // copies.host.page_bytes)
+        self._stored_at_once = stored_at_once(copies.host.page_bytes, copies.host.bytes_per_s)
+        self.targets: set[int] = set()
         """Pages of main memory to which something is being copied."""
+        self._sources: set[int] = set()
+        """Pages of the device that are being copied."""
+        self._states: set[int] = set()
+        """Slots of checkpoints that are being copied."""
+        self._num_stores = 0
+        """Requests that have not ended."""
+        if stores_all(cache.pool.num_pages, copies.host.num_pages):
+            cache.whole_pages = deque(maxlen=cache.pool.num_pages)
         self.writing: set[int] = set()
         """Pages of main memory that are being written to the disk."""
         self._scanned_device: tuple[object, ...] | None = None
@@ -79,53 +108,63 @@ class WriteBehind:
 
     def run(self, *, is_idle: bool) -> bool:
         """Requests the next copies. Returns False if there is nothing to write behind."""
-        to_host = self._host_tier.is_on and not self.targets and self._store(is_idle=is_idle)
+        to_host = self._host_tier.is_on and self._num_stores < _MOST_STORES and self._store(is_idle=is_idle)
         to_disk = self._disk_tier.is_on and not self.writing and self._write(is_idle=is_idle)
         return to_host or to_disk
 
     def _store(self, *, is_idle: bool) -> bool:
-        """Copies pages and states that the device will evict soon. They may be evicted meanwhile, and their copies are
-        forgotten then: no allocation waits for a copy.
+        """Copies pages and states of the device. They may be evicted meanwhile, and their copies are forgotten then: no
+        allocation waits for a copy.
         """
-        pool, host = self._cache.pool, self._host
-        state = (pool.num_cached, pool.least_recently_used(1), *self._state_of_checkpoints(), is_idle)
-        if state == self._scanned_device:
-            return False
+        host, size = self._host, self._copies.host.pages_per_state
         limit = host.num_blank if is_idle else host.num_free
-        states = self._find_states(limit, is_idle=is_idle)
-        size = self._copies.host.pages_per_state
-        pages = self._find_pages(limit - len(states) * size, is_idle=is_idle)
-        if not pages and not states:
-            self._scanned_device = state
+        found = self._find(limit, is_idle=is_idle)
+        if not found.pages and not found.states:
             return False
-        wanted = len(states) * size + len(pages)
+        wanted = len(found.states) * size + len(found.pages)
         targets = host.allocate(wanted)  # fewer than wanted where other engines use the rest
-        states = states[: len(targets) // size] if size else []
-        for_states, for_pages = targets[: len(states) * size], targets[len(states) * size :]
-        moves = [PageMove(page, target) for (page, _), target in zip(pages, for_pages, strict=False)]
+        num_states = min(len(found.states), len(targets) // size) if size else 0
+        for_states, for_pages = targets[: num_states * size], targets[num_states * size :]
+        moves = [PageMove(page, target) for (page, _), target in zip(found.pages, for_pages, strict=False)]
         unused = for_pages[len(moves) :]
         host.release_all(unused)
-        self.targets = targets[: len(targets) - len(unused)]
-        if not self.targets:
+        targets = targets[: len(targets) - len(unused)]
+        if not targets:
             return False
-        parts = [tuple(for_states[place * size : (place + 1) * size]) for place in range(len(states))]
-        state_moves = [StateMove(one.slot, own) for one, own in zip(states, parts, strict=True)]
-        stored = partial(self._stored, _Found(pages, states), moves, state_moves, self._generation)
-        self._copies.store(moves, state_moves, stored)
+        parts = [tuple(for_states[place * size : (place + 1) * size]) for place in range(num_states)]
+        states = [StateMove(one.slot, own) for one, own in zip(found.states, parts, strict=False)]
+        self.targets.update(targets)
+        self._sources.update(move.source for move in moves)
+        self._states.update(state.checkpoint for state in states)
+        self._num_stores += 1
+        self._copies.store(moves, states, partial(self._stored, found, targets, moves, states, self._generation))
         return True
 
-    def _find_pages(self, most: int, *, is_idle: bool) -> list[tuple[int, list[Block]]]:
-        """Returns up to `most` pages that are to be stored, and their blocks."""
-        pool, cache, found = self._cache.pool, self._cache, list[tuple[int, list[Block]]]()
-        count = window(pool.num_pages, self._host.num_pages, self._host.num_blank, is_idle=is_idle)
-        limit = min(self._pages_at_once, most)
-        for page in pool.least_recently_used(count):
-            if len(found) >= limit:
-                break
-            blocks = cache.whole_page(page)
-            if blocks is not None and page_key(blocks) not in self._host:
-                found.append((page, blocks))
-        return found
+    def _find(self, most: int, *, is_idle: bool) -> _Found:
+        """Returns what is to be stored next, in up to `most` pages of main memory: first what will be evicted soon."""
+        pool, pages, states = self._cache.pool, dict[int, list[Block]](), list[Checkpoint]()
+        state = (pool.num_cached, pool.least_recently_used(1), *self._state_of_checkpoints(), is_idle)
+        limit = min(self._stored_at_once, most)
+        if state != self._scanned_device:
+            states = self._find_states(most, is_idle=is_idle)
+            limit = min(self._stored_at_once, most - len(states) * self._copies.host.pages_per_state)
+            count = window(pool.num_pages, self._host.num_pages, self._host.num_blank, is_idle=is_idle)
+            for page in pool.least_recently_used(count):
+                if len(pages) >= limit:
+                    break
+                self._add(pages, page)
+            if not pages and not states:
+                self._scanned_device = state
+        whole = self._cache.whole_pages
+        while whole and len(pages) < limit:
+            self._add(pages, whole.popleft())
+        return _Found(list(pages.items()), states)
+
+    def _add(self, pages: dict[int, list[Block]], page: int) -> None:
+        """Adds a page that is whole, not in main memory and not on its way there."""
+        blocks = self._cache.whole_page(page)
+        if blocks is not None and page not in self._sources and page_key(blocks) not in self._host:
+            pages[page] = blocks
 
     def _state_of_checkpoints(self) -> tuple[object, ...]:
         if self._checkpoints is None:
@@ -140,12 +179,12 @@ class WriteBehind:
         if checkpoints is None or not size:
             return []
         count = window(checkpoints.num_slots, host.num_pages // size, host.num_blank // size, is_idle=is_idle)
-        limit = min(max(1, self._pages_at_once // 2 // size), most_pages // size)
+        limit = min(max(1, self._stored_at_once // 2 // size), most_pages // size)
         found: list[Checkpoint] = []
         for checkpoint in checkpoints.least_recently_used(count):
             if len(found) >= limit:
                 break
-            if not self._is_stored(checkpoint.key):
+            if checkpoint.slot not in self._states and not self._is_stored(checkpoint.key):
                 found.append(checkpoint)
         return found
 
@@ -166,9 +205,18 @@ class WriteBehind:
         return False
 
     def _stored(
-        self, found: _Found, moves: list[PageMove], states: list[StateMove], generation: int, moved: Moved
+        self,
+        found: _Found,
+        targets: list[int],
+        moves: list[PageMove],
+        states: list[StateMove],
+        generation: int,
+        moved: Moved,
     ) -> None:
-        targets, self.targets = self.targets, []
+        self._num_stores -= 1
+        self.targets.difference_update(targets)
+        self._sources.difference_update(move.source for move in moves)
+        self._states.difference_update(state.checkpoint for state in states)
         if moved.error:
             self._host_tier.failed(moved.error)
         elif generation == self._generation:
@@ -201,7 +249,7 @@ class WriteBehind:
         num_below = disk.capacity_bytes // page_bytes
         num_left = (disk.capacity_bytes - disk.used_bytes) // page_bytes
         count = window(host.num_pages, num_below, num_left, is_idle=is_idle)
-        limit = min(self._pages_at_once, num_left) if is_idle else self._pages_at_once
+        limit = min(self._written_at_once, num_left) if is_idle else self._written_at_once
         found: list[PageRecord] = []
 
         def is_new(page: int) -> bool:

@@ -6,7 +6,7 @@ import pytest
 
 from mini_infer_contract.events import MEDIUM_DISK, MEDIUM_GPU, MEDIUM_HOST, BlockRemoved, BlockStored
 from mini_infer_engine.core.engine import Engine
-from mini_infer_engine.core.kv_tiers.write_behind import window
+from mini_infer_engine.core.kv_tiers.write_behind import stored_at_once, stores_all, window
 from mini_infer_engine.core.request import CachedTokens, Output, Request, SamplingParams
 from tests.support.engine_world import make_engine
 from tests.support.fake_runner import FakeRunner, expected_tokens
@@ -180,3 +180,31 @@ def test_window_of_pages_written_behind(
     num_pages: int, num_below: int, num_blank_below: int, is_idle: bool, expected: int
 ) -> None:
     assert window(num_pages, num_below, num_blank_below, is_idle=is_idle) == expected
+
+
+@pytest.mark.parametrize(
+    ("page_mib", "bytes_per_s", "expected"),
+    [
+        (7, 40e9, 108),  # what passes over 20 ms of PCIe 5
+        (7, 2e9, 9),  # a core: 64 MiB
+        (7, 1e15, 146),  # 1 GiB
+        (100, 2e9, 1),
+    ],
+)
+def test_pages_that_are_stored_in_a_step(page_mib: int, bytes_per_s: float, expected: int) -> None:
+    assert stored_at_once(page_mib << 20, bytes_per_s) == expected
+
+
+@pytest.mark.parametrize(("num_below", "expected"), [(199, False), (200, True)])
+def test_main_memory_gets_every_page_if_it_is_twice_the_device(num_below: int, expected: bool) -> None:
+    assert stores_all(100, num_below) == expected
+
+
+@pytest.mark.parametrize(("num_host_pages", "expected"), [(2 * NUM_PAGES, 160), (2 * NUM_PAGES - 1, 0)])
+def test_pages_of_a_running_sequence_are_in_main_memory_if_that_is_large(num_host_pages: int, expected: int) -> None:
+    engine, _ = engine_with((num_host_pages, 0))
+    engine.add(Request(request_id="runs", prompt_token_ids=PROMPT[:150], sampling=SamplingParams(max_tokens=40)))
+    for _ in range(14):
+        engine.step()
+    assert engine.stats().running == 1
+    assert engine.stats().kv_tiers.tiers["host"].blocks * 16 == expected
