@@ -34,6 +34,7 @@ from mini_infer_engine.runtime.cuda import device_state
 from mini_infer_engine.runtime.cuda import executor as cuda_executor
 from mini_infer_engine.runtime.cuda import graphs as cuda_graphs
 from mini_infer_engine.runtime.cuda import sampling as cuda_sampling
+from mini_infer_engine.runtime.cuda.graph_sizes import GraphSizes
 from mini_infer_engine.runtime.cuda.graphs import (
     DecodeGraph,
     PrefillGraph,
@@ -81,6 +82,8 @@ class IdleExecutor(cuda_executor.CudaExecutor):
         self.attention = SimpleNamespace(page_size=PAGE_SIZE, most_pages=lambda tokens, sequences: any_pages)
         self.speculation = self.stage = self.layers = None
         self.max_speculative_rows, self.guess_costs = 0, GuessCosts()
+        self._has_unsampled = False
+        self.prefill_sizes = GraphSizes(prefill_buckets(8192, launch_bound=True))
         buckets = decode_buckets(settings.max_num_seqs)
         self.sampling = CudaSampling(self.state, 1, torch.float32, buckets, 1, None)
         parts = self._captured_model()

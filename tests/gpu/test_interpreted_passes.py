@@ -635,7 +635,7 @@ def test_scratch_memory_for_widened_pages_is_in_the_memory_plan(
     """It is taken while what an executor keeps is measured, before pages are counted out."""
 
     class Eager(CudaExecutor):
-        def compile_kernels(self, most_tokens: int) -> None:
+        def compile_kernels(self, most_tokens: int, *, defers: bool = False) -> None:
             """The interpreter compiles none."""
 
     def allocated(device: object) -> int:

@@ -65,6 +65,8 @@ class BuiltEngine:
     open_transport: OpenTransport
     weight_server: ServedWeights | None = None
     """The server of the first rank's weights; None if there is none."""
+    warm_up: Callable[[], bool] = lambda: False
+    """Does one part of the start that was deferred, between two steps. Returns False if nothing is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,16 @@ def _build_real(
         most = DEFAULT_MOST_IMAGES if most is None else most
         model = msgspec.structs.replace(model, vision=config.vision.family, max_images=most)
     model = msgspec.structs.replace(model, weights=runner.loaded, start_seconds=runner.start_seconds)
-    return BuiltEngine(engine, model, revision, runner.kv_memory(), runner.open_transport, runner.weight_server)
+    return BuiltEngine(
+        engine, model, revision, runner.kv_memory(), runner.open_transport, runner.weight_server, _warm_up_of(runner)
+    )
+
+
+def _warm_up_of(runner: "ModelRunner | ParallelRunner") -> Callable[[], bool]:
+    """Returns the warm-up of a runner; ranks of a group defer nothing."""
+    from mini_infer_engine.runtime.model_runner import ModelRunner
+
+    return runner.warm_up if isinstance(runner, ModelRunner) else lambda: False
 
 
 def _shared_blocks(runner: "ModelRunner | ParallelRunner", *, record_events: bool) -> HostBlocks | None:
@@ -210,7 +221,7 @@ def _load(
         from mini_infer_engine.runtime.model_runner import load_runner
     if num_ranks(settings) == 1:
         open_shared = partial(open_shared_tier, settings) if settings.kv_host_path else None
-        return load_runner(settings, reports_layers=moves_kv, weights=weights, open_shared=open_shared)
+        return load_runner(settings, reports_layers=moves_kv, weights=weights, open_shared=open_shared, defers=True)
     from mini_infer_engine.distributed.parallel_runner import NOT_WATCHED, load_parallel
 
     return load_parallel(

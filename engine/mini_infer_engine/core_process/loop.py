@@ -34,6 +34,7 @@ from mini_infer_engine.core_process.kv_transfer import begin_identity, start_tra
 from mini_infer_engine.core_process.peer_requests import check_peer_request
 from mini_infer_engine.core_process.prefetch import begin_prefetch
 from mini_infer_engine.core_process.publisher import EventPublisher
+from mini_infer_engine.core_process.warm_up import WarmUp
 from mini_infer_engine.distributed.exit_reason import write_reason
 from mini_infer_engine.kv_transfer.worker import TransferWorker
 from mini_infer_engine.pooling.engine import PoolingEngine
@@ -84,8 +85,10 @@ class CoreLoop:
         transfer: TransferWorker | None,
         role: str,
         weights_sent_bytes: Callable[[], int] = lambda: 0,
+        warm_up: Callable[[], bool] = lambda: False,
     ) -> None:
         self._engine = engine
+        self._warm_up = WarmUp(warm_up)
         self._weights_sent_bytes = weights_sent_bytes
         self._router = router
         self._publisher = publisher
@@ -126,6 +129,7 @@ class CoreLoop:
                 accepted = messages.client_ids(load.accepted)
                 facts = {"accepted": accepted, "role": self._role, "memory_bytes": self._memory.bytes_at(now)}
                 self._publisher.publish_load(msgspec.structs.replace(load, **facts), now)
+            self._warm_up.run(time.monotonic(), is_idle=not self._engine.has_work)
 
     def _receive(self) -> None:
         is_idle = False
@@ -135,6 +139,8 @@ class CoreLoop:
             if self._writes_behind:
                 wait_s = min(wait_s, _WRITE_BEHIND_S)
             wait_s = min(wait_s, self._engine.next_due_s - time.monotonic())
+            if not self._warm_up.is_over:
+                wait_s = 0.0
             is_idle = not self._poller.poll(max(1, int(wait_s * 1000)))
         self._heap.trim_if_due(time.monotonic(), is_idle=is_idle)
         if self._transfer is not None:
@@ -295,7 +301,10 @@ def serve(config: CoreConfig, folder: Path) -> None:
         role = config.transfer.role
         server = built.weight_server if isinstance(built, BuiltEngine) else None
         sent_bytes = (lambda: 0) if server is None else (lambda: server.sent_bytes)
-        CoreLoop(built.engine, router, publisher, config.parent_pid, api_server, transfer, role, sent_bytes).run()
+        warm_up = built.warm_up if isinstance(built, BuiltEngine) else lambda: False
+        CoreLoop(
+            built.engine, router, publisher, config.parent_pid, api_server, transfer, role, sent_bytes, warm_up
+        ).run()
         publisher.close()
     except Exception as error:
         expected = isinstance(error, ValueError | OSError | RunnerLostError)

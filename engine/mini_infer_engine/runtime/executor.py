@@ -42,13 +42,23 @@ class Executor(Protocol):
     def __init__(self, worker: ModelWorker, pool: KVPool, settings: EngineSettings) -> None:
         """Allocates the state that passes need in addition to weights and pool."""
 
-    def compile_kernels(self, most_tokens: int) -> None:
-        """Compiles what passes need, over a temporary pool with room for one sequence of `most_tokens`."""
+    def compile_kernels(self, most_tokens: int, *, defers: bool = False) -> None:
+        """Compiles what passes need, over a temporary pool with room for one sequence of `most_tokens`.
 
-    def capture(self, *, reports_layers: bool = False) -> None:
+        With `defers`, it may leave the kernels of rare requests for `warm_up`.
+        """
+
+    def capture(self, *, reports_layers: bool = False, defers: bool = False) -> None:
         """Records the passes whose shapes repeat. Call it before the first request and after the last change of memory.
 
-        With `reports_layers`, passes call `Batch.report_layers` from now on, if this executor supports it.
+        With `reports_layers`, passes call `Batch.report_layers` from now on, if this executor supports it. With
+        `defers`, it may leave what requests can do without for `warm_up`.
+        """
+
+    def warm_up(self) -> bool:
+        """Does one part, a tenth of a second at most, of what was deferred; call it between two passes.
+
+        Returns False if nothing is left.
         """
 
     def graph_bytes(self) -> int:

@@ -31,6 +31,8 @@ _MOST_BESIDE_TORCH = 2 << 30
 """Most bytes of a GPU that kernels, libraries and the driver take while an engine loads; less than one GiB was
 observed.
 """
+_DEFERRED_KERNEL_BYTES = 128 << 20
+"""Most bytes of a GPU that the kernels of rare requests take, which are loaded once pages have their memory."""
 # What a swap and a prefill reach: pinned memory over PCIe 5 and bf16 products on an H200; one core of a CPU.
 _GPU_LINK_BYTES_PER_S, _GPU_FLOPS_PER_S = 50e9, 500e12
 _CPU_COPY_BYTES_PER_S, _CPU_FLOPS_PER_S = 5e9, 50e9
@@ -108,11 +110,13 @@ def plan_memory(
     before: MemoryInUse,
     kv_cache: KVCacheConfig,
     smallest: Callable[[int], int] = lambda pages: pages,
+    *,
+    defers: bool = False,
 ) -> MemoryPlan:
     """Returns the memory plan, given the device's memory before this engine took any. The weights must be loaded.
 
     The pages are those of `kv_cache`. `smallest` returns the smallest of one number from each rank that shares the
-    model: all ranks have equally many pages.
+    model: all ranks have equally many pages. With `defers`, kernels of rare requests are loaded later.
 
     Raises:
         ModelError: the settings do not fit model or machine.
@@ -124,7 +128,7 @@ def plan_memory(
         needs = _Needs(0, 0, 0)
         kv_bytes, available = settings.kv_cache_memory or CPU_KV_BYTES, available_memory()
     else:
-        needs = _measure(worker, kind, settings, page_size, kv_cache)
+        needs = _measure(worker, kind, settings, page_size, kv_cache, defers=defers)
         kv_bytes, available = _kv_bytes(worker.device, settings, before, sum(needs))
     slots = NO_SLOTS
     if kv_cache.state_group is not None:
@@ -153,7 +157,13 @@ def _kv_bytes(device: torch.device, settings: ResolvedSettings, before: MemoryIn
 
 
 def _measure(
-    worker: ModelWorker, kind: type[Executor], settings: ResolvedSettings, page_size: int, kv_cache: KVCacheConfig
+    worker: ModelWorker,
+    kind: type[Executor],
+    settings: ResolvedSettings,
+    page_size: int,
+    kv_cache: KVCacheConfig,
+    *,
+    defers: bool = False,
 ) -> _Needs:
     """Measures the bytes of state, of the largest pass and of graphs, with a temporary pool for one sequence."""
     tokens = settings.max_num_batched_tokens
@@ -171,7 +181,7 @@ def _measure(
     before_state = torch.cuda.memory_allocated(worker.device)
     executor = kind(worker, pool, settings)
     state = torch.cuda.memory_allocated(worker.device) - before_state
-    executor.compile_kernels(length)
+    executor.compile_kernels(length, defers=defers)
     before_pass = torch.cuda.memory_allocated(worker.device)
     torch.cuda.reset_peak_memory_stats(worker.device)
     executor.launch(_largest_pass(settings, length, tokens, pool.num_pages, len(kv_cache.groups))).result()
@@ -184,7 +194,7 @@ def _measure(
     del executor, pool
     gc.collect()
     torch.cuda.empty_cache()
-    return _Needs(state, peak, graphs)
+    return _Needs(state + _DEFERRED_KERNEL_BYTES * defers, peak, graphs)
 
 
 def encoder_peak(encoder: "VisionEncoder", most_tokens: int, device: torch.device) -> int:

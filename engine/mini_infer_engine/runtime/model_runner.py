@@ -126,6 +126,10 @@ class ModelRunner:
         """Has the executor sample a launched pass that waits for masks."""
         self.executor.sample(handle, masks)
 
+    def warm_up(self) -> bool:
+        """Does one part of the start that was deferred; between two passes. Returns False if nothing is left."""
+        return self.executor.warm_up()
+
     def collect(self, handle: PassHandle) -> PassResult:
         """Waits for a launched pass and returns its results."""
         return handle.result()
@@ -161,12 +165,14 @@ def load_runner(
     reports_layers: bool = False,
     weights: WeightExchange = NO_EXCHANGE,
     open_shared: OpenSharedPool | None = None,
+    defers: bool = False,
 ) -> ModelRunner:
     """Finds the model and loads it: with our kernels and CUDA graphs on an NVIDIA GPU, otherwise with torch.
 
     With `reports_layers`, passes report the progress of their layers if the executor supports it. `weights` names
     engines from which weights may come, and the port at which they are served. `open_shared` opens main memory for
-    blocks that other engines share; without it the engine has its own.
+    blocks that other engines share; without it the engine has its own. With `defers`, the runner is ready before it has
+    all graphs and kernels, and the caller calls `warm_up` until it has.
 
     Raises:
         ModelError: the model or the settings are at fault, or the configured backend cannot run here.
@@ -192,6 +198,7 @@ def load_runner(
         reports_layers=reports_layers,
         weights=weights,
         open_shared=open_shared,
+        defers=defers,
     )
 
 
@@ -205,6 +212,7 @@ def make_runner(
     reports_layers: bool = False,
     weights: WeightExchange = NO_EXCHANGE,
     open_shared: OpenSharedPool | None = None,
+    defers: bool = False,
 ) -> ModelRunner:
     """Loads the weights, plans memory over what they leave, then creates pool, executor and its graphs.
 
@@ -237,7 +245,10 @@ def make_runner(
         resolved = replace(resolved, speculative_method=worker.draft.model.method)
     units = worker.kv_spec(page_size).layer_units
     kv_cache = choose_kv_groups(resolved, worker.config, moves_kv=reports_layers, units=units)
-    plan = plan_memory(worker, kind, resolved, page_size, before, kv_cache, group.smallest)
+    # Ranks and layers that are counted would have to warm up together; speculation measures its graphs at once.
+    defers = defers and group is ALONE_IN_GROUP and not reports_layers and worker.draft is None and worker.head is None
+    defers = defers and resolved.speculative_method is None and kv_cache.state_group is None
+    plan = plan_memory(worker, kind, resolved, page_size, before, kv_cache, group.smallest, defers=defers)
     log.info("memory: %s", plan)
     if kv_cache.state_group is not None:
         kv_cache = replace_fields(kv_cache, num_checkpoints=plan.slots.num_checkpoints)
@@ -287,7 +298,7 @@ def make_runner(
     with memory.tag(MemoryTag.WORKSPACE):
         executor = kind(worker, pool, resolved)
     with memory.measure(MemoryTag.GRAPHS):
-        executor.capture(reports_layers=reports_layers)
+        executor.capture(reports_layers=reports_layers, defers=defers)
     log.info("memory of %s", memory)
     group.link.open()
     server = peers.serve(worker.model)

@@ -115,12 +115,17 @@ class TorchExecutor:
         self._reports_layers = False
         self.images = image_encoder_of(worker)
 
-    def compile_kernels(self, most_tokens: int) -> None:
+    def compile_kernels(self, most_tokens: int, *, defers: bool = False) -> None:
         """Does nothing: torch's operators are compiled."""
 
-    def capture(self, *, reports_layers: bool = False) -> None:
+    def capture(self, *, reports_layers: bool = False, defers: bool = False) -> None:
         """Records no passes, and only stores whether they report the progress of their layers."""
+        del defers
         self._reports_layers = reports_layers and self.worker.device.type == "cpu"
+
+    def warm_up(self) -> bool:
+        """Returns False: nothing is deferred."""
+        return False
 
     def graph_bytes(self) -> int:
         """Returns 0: nothing is captured."""

@@ -6,7 +6,6 @@ host as long as many passes of a small model. It samples nothing and decides not
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from mini_infer_engine.ops.base import Ops
 from mini_infer_engine.runtime.attention.triton_attention import TritonAttentionPass
 from mini_infer_engine.runtime.attention.triton_backends import TritonBackend
 from mini_infer_engine.runtime.cuda.device_state import DeviceBatchState
-from mini_infer_engine.runtime.cuda.graphs import record
+from mini_infer_engine.runtime.cuda.graphs import GraphMemory, record
 from mini_infer_engine.runtime.cuda.hidden_states import CudaHiddenStates
 from mini_infer_engine.runtime.hidden_states import entry_rows
 from mini_infer_engine.runtime.inputs.batch_tensors import build_inputs
@@ -70,7 +69,7 @@ class DraftReading:
         """Returns all that `capture` records, to be run kernel by kernel over padding, which compiles the kernels."""
         return [partial(self._graph(tokens).run) for tokens in self.buckets]
 
-    def capture(self, memory: Any, *, only_largest: bool) -> None:
+    def capture(self, memory: GraphMemory, *, only_largest: bool) -> None:
         """Records the readings into the graph pool `memory`, largest first."""
         for tokens in self.buckets[-1:] if only_largest else reversed(self.buckets):
             self._graphs[tokens] = self._graph(tokens)
@@ -135,7 +134,7 @@ class _ReadingGraph:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._load([])
 
-    def capture(self, memory: Any) -> None:
+    def capture(self, memory: GraphMemory) -> None:
         """Records it into the graph pool `memory`."""
         self._graph = record(self.run, memory)
 

@@ -9,7 +9,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
@@ -30,6 +30,7 @@ from mini_infer_engine.core.batch import Batch, Row, TokenMasks, Transfers
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.speculation.pass_times import GuessCosts
 from mini_infer_engine.device import to_device
+from mini_infer_engine.kernels.compilations import noticed_compilations
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.copy_pages import copy_pages
 from mini_infer_engine.kernels.embed_decode import gather_places
@@ -48,9 +49,11 @@ from mini_infer_engine.ops.base import AttentionPass, ResidualState
 from mini_infer_engine.ops.triton_ops import TritonOps
 from mini_infer_engine.runtime.attention.triton_backends import triton_backend
 from mini_infer_engine.runtime.cuda.device_state import DeviceBatchState, page_table_width, refuses_suppressed
+from mini_infer_engine.runtime.cuda.graph_sizes import GraphSizes, sizes_at_start
 from mini_infer_engine.runtime.cuda.graphs import (
     CapturedModel,
     DecodeGraph,
+    GraphMemory,
     PrefillGraph,
     decode_buckets,
     decodes_beside,
@@ -80,6 +83,8 @@ _COMPILERS = 16
 """Kernels that compile at a time. Batches that need the same kernel wait for one of them: otherwise each would compile
 it, 130 kernels instead of 39.
 """
+_LOOK_EVERY_S = 0.02
+"""Seconds between two looks whether a kernel was compiled that the cache lacked."""
 _GRAPH_OBJECT_BYTES = 1 << 20
 """Bytes that the driver takes for a recorded graph, in addition to the memory that its kernels use."""
 
@@ -91,6 +96,7 @@ beams.
 """
 
 Forward = Callable[[], None]
+Work = Callable[[], None]
 
 
 class CudaExecutor:
@@ -151,6 +157,11 @@ class CudaExecutor:
         """Counters by which passes with prompts report the progress of their layers."""
         self.decode_graphs: dict[int, DecodeGraph] = {}
         self.prefill_graphs: dict[int, PrefillGraph] = {}
+        self.prefill_sizes = GraphSizes([tokens for tokens, _ in prefills])
+        self._deferred: Iterator[Work] = iter(())
+        """Work of the start that comes after readiness."""
+        self._has_unsampled = False
+        """True if the logits of the last pass wait for their masks."""
 
     @staticmethod
     def prefill_kernel() -> Callable[..., Tensor] | None:
@@ -175,8 +186,12 @@ class CudaExecutor:
 
     # -- Before the first request
 
-    def compile_kernels(self, most_tokens: int) -> None:
-        """Compiles every kernel in its variants, several at a time: one by one they would be most of a cold start."""
+    def compile_kernels(self, most_tokens: int, *, defers: bool = False) -> None:
+        """Compiles every kernel in its variants, several at a time: one by one they would be most of a cold start.
+
+        With `defers`, kernels of rare requests are left for `warm_up` unless the others show that Triton's cache is
+        cold: then a request would wait for the compiler.
+        """
         params = SamplingParams()
         largest = min(self.settings.max_num_seqs, most_tokens)
         # Where products or decode attention change their kernel with the number of rows.
@@ -210,16 +225,28 @@ class CudaExecutor:
 
         # Threads are in no order: what ranks do together comes with the first passes, which are.
         ops, self.ops = self.ops, TritonOps(self.kernels, NoCollectives(self.worker.collectives.parallel))
-        works: list[Callable[[], None]] = [self._compile_rare_kernels, *(partial(run, batch) for batch in batches)]
+        works: list[Work] = [partial(run, batch) for batch in batches]
         if self.speculation is not None:
             works += [partial(on_device, work) for work in self.speculation.passes()]
+
+        def compile_rare() -> None:
+            for work in self._rare_kernels():
+                work()
+
         with (
+            noticed_compilations() as has_compiled,
             ThreadPoolExecutor(_COMPILERS) as compilers,
             AsyncCompileMode(compilers),
-            ThreadPoolExecutor(len(works)) as threads,
+            ThreadPoolExecutor(len(works) + 1) as threads,
         ):
             # All on one stream: what kernels leave to each other in the workspace stays theirs.
-            for future in [threads.submit(copy_context().run, work) for work in works]:
+            started = {threads.submit(copy_context().run, work) for work in works}
+            pending = started
+            while defers and pending and not has_compiled.is_set():
+                pending = wait(pending, _LOOK_EVERY_S).not_done
+            if not defers or has_compiled.is_set():
+                started.add(threads.submit(copy_context().run, partial(on_device, compile_rare)))
+            for future in started:
                 future.result()
         self.ops = ops
 
@@ -236,31 +263,32 @@ class CudaExecutor:
         layers = (module for module in self.worker.model.modules() if isinstance(module, Linear))
         return LARGE_M_ROWS if any(isinstance(layer.method, PackedMethod) for layer in layers) else ()
 
-    def _compile_rare_kernels(self) -> None:
-        """Compiles page updates, plain sampling, sums of products, and attention of passes that are not captured.
+    def _rare_kernels(self) -> Iterator[Work]:
+        """Yields work that compiles page updates, plain sampling, sums of products, log probabilities, and attention of
+        passes that are not captured, each in a fraction of a second.
 
-        So no request waits for a compiler.
+        So no request waits for a compiler. The work changes nothing that sequences have.
         """
         worker = self.worker
-        torch.cuda.set_device(worker.device)
-        self.state.compile_updates()
         null = self.pool.null_page
-        copy_pages(self.pool.pages, torch.tensor([[null, null, 0]], dtype=torch.int32, device=worker.device))
         logits = torch.zeros((1, worker.config.vocab_size), dtype=worker.dtype, device=worker.device)
         padding = torch.full((1,), self.state.padding_slot, dtype=torch.int32, device=worker.device)
         scores = penalised(logits, padding, self.sampling.penalties)  # fp32, as what a bias or a ban has changed is
-        for values, filtered in itertools.product((logits, scores), (False, True)):
-            self.sampling.sample(values, padding, filtered=filtered)
-        penalised(scores, padding, self.sampling.penalties)
         no_mask = torch.zeros((1, 1 + -(-worker.config.vocab_size // 32)), dtype=torch.int32, device=worker.device)
+        no_copy = torch.tensor([[null, null, 0]], dtype=torch.int32, device=worker.device)
+        yield self.state.compile_updates
+        yield partial(copy_pages, self.pool.pages, no_copy)
+        for values, filtered in itertools.product((logits, scores), (False, True)):
+            yield partial(self.sampling.sample, values, padding, filtered=filtered)
+        yield partial(penalised, scores, padding, self.sampling.penalties)
         for values in (logits, scores):
-            apply_token_masks(values, no_mask)
-        count_sampled(padding, self.state.state, self.sampling.penalties)
-        gather_places(padding.long(), self.state.state)
-        self.sampling.logprobs.compile_kernels(logits, padding, self.state.state.last_tokens)
+            yield partial(apply_token_masks, values, no_mask)
+        yield partial(count_sampled, padding, self.state.state, self.sampling.penalties)
+        yield partial(gather_places, padding.long(), self.state.state)
+        yield from self.sampling.logprobs.kernels(logits, padding, self.state.state.last_tokens)
         if isinstance(worker.model, DecoderModel):
-            self._compile_sums(worker.model)
-        self.attention.compile_rare(self.state.page_tables[:, -1:], worker.dtype)
+            yield partial(self._compile_sums, worker.model)
+        yield partial(self.attention.compile_rare, self.state.page_tables[:, -1:], worker.dtype)
 
     def _compile_sums(self, model: DecoderModel) -> None:
         """Compiles the norm that adds the partial sums of a product."""
@@ -271,38 +299,90 @@ class CudaExecutor:
         for splits in K_SPLITS:
             add_rms_norm(summands[0].clone(), summands[:splits], norm.weight, norm.eps)
 
-    def capture(self, *, reports_layers: bool = False) -> None:
+    def capture(self, *, reports_layers: bool = False, defers: bool = False) -> None:
         """Records the graphs, largest first, so that all share the largest one's memory.
 
-        With `reports_layers`, passes with prompts report the progress of their layers from now on.
+        With `reports_layers`, passes with prompts report the progress of their layers from now on. With `defers`, most
+        graphs are left for `warm_up`; passes use larger ones meanwhile.
         """
         if reports_layers:
             self.layers = LayerCounters(len(self.worker.model.attention_layers), self.worker.device)
             self.layers.mark(0)  # compiles the kernel
-        if self.settings.enforce_eager:
-            return
-        with refused_capture(self.worker.config):
-            self._capture()
+        memory = None
+        if not self.settings.enforce_eager:
+            memory = GraphMemory()
+            with refused_capture(self.worker.config):
+                self._capture(memory, defers=defers)
+        if defers:
+            self._deferred = self._left_for_later(memory)
 
-    def _capture(self) -> None:
+    def _capture(self, memory: GraphMemory, *, defers: bool) -> None:
         started = time.perf_counter()
-        memory = torch.cuda.graph_pool_handle()
-        prefills, buckets = self._prefill_sizes(), self.sampling.buckets
+        sizes = self.prefill_sizes.left, self.sampling.sizes.left
+        prefills, buckets = map(sizes_at_start, sizes) if defers else sizes
         total, hide = len(prefills) + len(buckets), not sys.stderr.isatty()
         with torch.inference_mode(), tqdm(total=total, desc="Capturing CUDA graphs", disable=hide) as progress:
-            for tokens, decodes in reversed(prefills):
-                self.prefill_graphs[tokens] = PrefillGraph(self._captured_model(), tokens, decodes, memory)
+            for tokens in reversed(prefills):
+                self._capture_prefill(tokens, memory)
                 progress.update()
-            self.prefill_graphs = dict(sorted(self.prefill_graphs.items()))
             for bucket in reversed(buckets):
-                self.decode_graphs[bucket] = DecodeGraph(self._captured_model(), bucket, memory)
-                self.sampling.capture(bucket, memory)
+                self._capture_decode(bucket, memory)
                 progress.update()
             if self.speculation is not None:
                 self.speculation.capture(memory)
                 self.guess_costs = self.speculation.measure()
         torch.cuda.synchronize()
-        log.info("captured %d CUDA graphs in %.1f s", total, time.perf_counter() - started)
+        later = len(self.prefill_sizes.left) + len(self.sampling.sizes.left)
+        seconds = time.perf_counter() - started
+        log.info("captured %d CUDA graphs in %.1f s, %d are left for later", total, seconds, later)
+
+    def _capture_prefill(self, tokens: int, memory: GraphMemory) -> None:
+        decodes = dict(self._prefill_sizes())[tokens]
+        graph = PrefillGraph(self._captured_model(), tokens, decodes, memory)
+        self.prefill_graphs = dict(sorted([*self.prefill_graphs.items(), (tokens, graph)]))
+        self.prefill_sizes.captured(tokens)
+
+    def _capture_decode(self, bucket: int, memory: GraphMemory) -> None:
+        self.decode_graphs[bucket] = DecodeGraph(self._captured_model(), bucket, memory)
+        self.sampling.capture(bucket, memory)
+
+    def _left_for_later(self, memory: GraphMemory | None) -> Iterator[Work]:
+        """Yields what `warm_up` does: graphs that passes lacked, then kernels of rare requests, then other graphs."""
+        kinds = ((self.prefill_sizes, self._capture_prefill), (self.sampling.sizes, self._capture_decode))
+
+        def graphs(*, only_missed: bool) -> Iterator[Work]:
+            """Yields captures, most urgent first, for as long as there are some."""
+            while memory is not None:
+                missed = [(kind.missed, capture) for kind, capture in kinds if kind.missed is not None]
+                left = [] if only_missed else [(kind.left[0], capture) for kind, capture in kinds if kind.left]
+                if not missed and not left:
+                    return
+                size, capture = (missed or left)[0]
+                yield partial(capture, size, memory)
+
+        for rare in self._rare_kernels():
+            yield from graphs(only_missed=True)
+            yield rare
+        yield from graphs(only_missed=False)
+
+    def warm_up(self) -> bool:
+        """Captures one of the graphs, or loads one of the kernels, that `capture` has deferred.
+
+        The graph that passes lacked last comes first. Returns False if nothing is left.
+        """
+        if self._has_unsampled:
+            return True  # recording would overwrite their logits
+        with torch.inference_mode():
+            work = next(self._deferred, None)
+            if work is None:
+                return False
+            self.sampling.load([])  # recording runs a graph, whose rows must be padding
+            try:
+                work()
+            except torch.OutOfMemoryError:
+                log.warning("the GPU has no memory for more CUDA graphs: passes use larger ones")
+                self._deferred = iter(())
+        return True
 
     def graph_bytes(self) -> int:
         """Estimates the memory of `capture` by the largest prefill and the largest decode, whose memory the others
@@ -316,7 +396,7 @@ class CudaExecutor:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         before = torch.cuda.mem_get_info(device)[0]
-        memory = torch.cuda.graph_pool_handle()
+        memory = GraphMemory()
         prefills, buckets = self._prefill_sizes(), self.sampling.buckets
         self.sampling.load([])  # recording runs a graph: slots of the largest pass would go on beyond the last position
         with torch.inference_mode(), refused_capture(self.worker.config):
@@ -360,6 +440,7 @@ class CudaExecutor:
     def launch(self, batch: Batch) -> CudaPassHandle:
         """Launches a pass: computes logits by graphs or kernel by kernel, then samples unless it waits for masks."""
         stage, prefills = self.stage, batch.rows[batch.num_decodes :]
+        self._has_unsampled = batch.waits_for_masks
         # What the host brings is attended to exactly, as a prompt, not as a decode that selects pages.
         goes_on = [self.pool.bounds is None and _continues(row) for row in prefills]
         with torch.inference_mode():
@@ -429,6 +510,7 @@ class CudaExecutor:
 
     def sample(self, handle: CudaPassHandle, masks: TokenMasks) -> None:
         """Samples a launched pass within its masks; does nothing on a stage that is not the last."""
+        self._has_unsampled = False
         if self.stage is not None and not self.stage.is_last:
             return
         with torch.inference_mode():
@@ -506,6 +588,7 @@ class CudaExecutor:
         any.
         """
         tokens = sum(row.count for row in prefills)
+        self.prefill_sizes.requested(tokens)
         for size, graph in self.prefill_graphs.items():
             if size < tokens:
                 continue

@@ -6,7 +6,7 @@ overwrite. They know shapes and slots, not requests, and not how logits become t
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -124,12 +124,35 @@ class CapturedModel:
             place.copy_(state.residual)
 
 
-def record(run: Callable[[], None], memory: Any) -> torch.cuda.CUDAGraph:
-    """Runs once, which compiles kernels and sizes workspaces, then records a run into the graph pool `memory`."""
+class GraphMemory:
+    """The memory that graphs share, and the stream on which they are recorded."""
+
+    def __init__(self) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
+
+    @cached_property
+    def stream(self) -> torch.cuda.Stream:
+        """The stream on which graphs are recorded; nothing runs on it."""
+        return torch.cuda.Stream()
+
+
+def record(run: Callable[[], None], memory: GraphMemory) -> torch.cuda.CUDAGraph:
+    """Runs once, which compiles kernels and sizes workspaces, then records a run into `memory`.
+
+    Unlike `torch.cuda.graph`, it neither waits for the device nor gives cached memory back to the driver, which took
+    most of a recording's time. Other threads may use the device meanwhile.
+    """
     graph = torch.cuda.CUDAGraph()
     run()
-    with torch.cuda.graph(graph, pool=memory):
-        run()
+    current, stream = torch.cuda.current_stream(), memory.stream
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        graph.capture_begin(pool=memory.pool, capture_error_mode="thread_local")
+        try:
+            run()
+        finally:
+            graph.capture_end()
+    current.wait_stream(stream)
     return graph
 
 
@@ -138,7 +161,7 @@ class DecodeGraph:
     indexes.
     """
 
-    def __init__(self, parts: CapturedModel, bucket: int, memory: Any) -> None:
+    def __init__(self, parts: CapturedModel, bucket: int, memory: GraphMemory) -> None:
         self._parts, self._bucket = parts, bucket
         self._steps = blank_steps(bucket, parts.state.device)
         self.graph = record(self._run, memory)
@@ -187,7 +210,7 @@ class PrefillGraph:
     move.
     """
 
-    def __init__(self, parts: CapturedModel, tokens: int, decodes: int, memory: Any) -> None:
+    def __init__(self, parts: CapturedModel, tokens: int, decodes: int, memory: GraphMemory) -> None:
         """Records a pass with at most `decodes` decode rows, which count as tokens."""
         self._parts = parts
         self.num_tokens, self.num_sequences, self.num_decodes = tokens, prefill_sequences(tokens), decodes

@@ -3,8 +3,9 @@
 Raw logits are those before bias, masks, penalties and filters. Does not sample.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -66,13 +67,15 @@ class CudaLogprobs:
         self._uploaded: tuple[list[int], Tensor] = ([], self._first_rows[:0])
         """Rows of the last part and their copy on the device; most often they are those of the next part too."""
 
-    def compile_kernels(self, logits: Tensor, slots: Tensor, last_tokens: Tensor) -> None:
-        """Runs every variant on one row [1, vocab] of a slot [1], so that no request waits for a compiler."""
+    def kernels(self, logits: Tensor, slots: Tensor, last_tokens: Tensor) -> Iterator[Callable[[], object]]:
+        """Yields work that runs every variant on one row [1, vocab] of a slot [1], so that no request waits for a
+        compiler.
+        """
         row = self._first_rows[:1]
         for top in TOP_WIDTHS:
             unnamed = torch.full((1, top), -1, dtype=torch.int32, device=logits.device)
             for named in (None, unnamed):
-                top_logprobs(logits, row, slots, row, last_tokens, top, named)
+                yield partial(top_logprobs, logits, row, slots, row, last_tokens, top, named)
 
     def begin(self, row: Row) -> None:
         """Updates the record of slots that request log probabilities, for the request in the row's slot."""

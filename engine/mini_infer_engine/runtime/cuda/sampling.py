@@ -5,7 +5,6 @@ same stages run kernel by kernel; log probabilities come after either. Every sta
 pass.
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,8 @@ from mini_infer_engine.kernels.sampling.penalise import count_sampled, penalised
 from mini_infer_engine.kernels.sampling.sample import sample
 from mini_infer_engine.kernels.sampling.token_mask import apply_token_masks
 from mini_infer_engine.runtime.cuda.device_state import DeviceBatchState
-from mini_infer_engine.runtime.cuda.graphs import record
+from mini_infer_engine.runtime.cuda.graph_sizes import GraphSizes
+from mini_infer_engine.runtime.cuda.graphs import GraphMemory, record
 from mini_infer_engine.runtime.cuda.logprobs import CudaLogprobs
 from mini_infer_engine.runtime.embeddings import Embeddings
 from mini_infer_engine.runtime.inputs.host_staging import PinnedStaging
@@ -167,11 +167,13 @@ class CudaSampling:
         self._staging = PinnedStaging(self.slots, _UPLOADS_IN_FLIGHT)
         self._loaded: tuple[int, list[int]] = (0, [])
         self._graphs: dict[int, dict[bool, torch.cuda.CUDAGraph]] = {}
+        self.sizes = GraphSizes(buckets)
         self._masks = MaskStaging(buckets[-1], _UPLOADS_IN_FLIGHT, device)
 
     def bucket(self, rows: int) -> int:
-        """Returns the number of rows of the graphs that fit so many rows."""
-        return self.buckets[bisect_left(self.buckets, rows)]
+        """Returns the number of rows of the captured graphs that fit so many rows."""
+        self.sizes.requested(rows)
+        return self.sizes.fitting(rows)
 
     def begin(self, rows: list[Row], num_decodes: int) -> CudaPassHandle:
         """Stores the sampling parameters of all rows but the first `num_decodes` in their slots. Returns the pass's
@@ -206,13 +208,14 @@ class CudaSampling:
         self._staging.send()
         self._loaded = loading
 
-    def capture(self, bucket: int, memory: Any) -> None:
+    def capture(self, bucket: int, memory: GraphMemory) -> None:
         """Records the sampling of `bucket` rows, with and without filters."""
         logits, slots = self.logits[:bucket], self.slots[:bucket]
         self._graphs[bucket] = {
             filtered: record(partial(self.sample, logits, slots, filtered=filtered), memory)
             for filtered in (False, True)
         }
+        self.sizes.captured(bucket)
 
     def run(self, rows: list[Row], indices: Sequence[int], handle: CudaPassHandle) -> None:
         """Samples the rows that were loaded, which have these indices in their batch."""

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +40,7 @@ from mini_infer_engine.runtime.attention.triton_backends import TritonBackend, t
 from mini_infer_engine.runtime.cuda.decode_inputs import decode_inputs
 from mini_infer_engine.runtime.cuda.device_state import DeviceBatchState
 from mini_infer_engine.runtime.cuda.draft_reading import DraftReading, update_history
-from mini_infer_engine.runtime.cuda.graphs import record
+from mini_infer_engine.runtime.cuda.graphs import GraphMemory, record
 from mini_infer_engine.runtime.cuda.hidden_draft import CudaHiddenDraft
 from mini_infer_engine.runtime.cuda.hidden_states import CudaHiddenStates
 from mini_infer_engine.runtime.cuda.kernel_head import KernelHead
@@ -211,7 +210,7 @@ class CudaSpeculation:
             reads += self._reading.runs()
         return [guess_and_settle, settle_in_stages, *(one.verify for one in made), *reads]
 
-    def capture(self, memory: Any, *, only_largest: bool = False) -> None:
+    def capture(self, memory: GraphMemory, *, only_largest: bool = False) -> None:
         """Records all passes, or only the largest one, whose memory the others share."""
         for bucket in self.buckets[-1:] if only_largest else reversed(self.buckets):
             for drafts in self.levels[-1:] if only_largest else reversed(self.levels):
