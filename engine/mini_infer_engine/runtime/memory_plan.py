@@ -112,8 +112,10 @@ def plan_memory(
     smallest: Callable[[int], int] = lambda pages: pages,
     *,
     defers: bool = False,
+    await_weights: Callable[[], object] = lambda: None,
 ) -> MemoryPlan:
-    """Returns the memory plan, given the device's memory before this engine took any. The weights must be loaded.
+    """Returns the memory plan, given the device's memory before this engine took any. The weights must have their
+    memory; `await_weights`, which is called once kernels are loaded, waits until it is filled.
 
     The pages are those of `kv_cache`. `smallest` returns the smallest of one number from each rank that shares the
     model: all ranks have equally many pages. With `defers`, kernels of rare requests are loaded later.
@@ -128,7 +130,7 @@ def plan_memory(
         needs = _Needs(0, 0, 0)
         kv_bytes, available = settings.kv_cache_memory or CPU_KV_BYTES, available_memory()
     else:
-        needs = _measure(worker, kind, settings, page_size, kv_cache, defers=defers)
+        needs = _measure(worker, kind, settings, page_size, kv_cache, defers=defers, await_weights=await_weights)
         kv_bytes, available = _kv_bytes(worker.device, settings, before, sum(needs))
     slots = NO_SLOTS
     if kv_cache.state_group is not None:
@@ -164,6 +166,7 @@ def _measure(
     kv_cache: KVCacheConfig,
     *,
     defers: bool = False,
+    await_weights: Callable[[], object] = lambda: None,
 ) -> _Needs:
     """Measures the bytes of state, of the largest pass and of graphs, with a temporary pool for one sequence."""
     tokens = settings.max_num_batched_tokens
@@ -182,6 +185,7 @@ def _measure(
     executor = kind(worker, pool, settings)
     state = torch.cuda.memory_allocated(worker.device) - before_state
     executor.compile_kernels(length, defers=defers)
+    await_weights()  # loading takes memory, too
     before_pass = torch.cuda.memory_allocated(worker.device)
     torch.cuda.reset_peak_memory_stats(worker.device)
     executor.launch(_largest_pass(settings, length, tokens, pool.num_pages, len(kv_cache.groups))).result()

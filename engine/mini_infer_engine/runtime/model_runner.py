@@ -231,7 +231,9 @@ def make_runner(
     before = MemoryInUse.at_start(choose_device(settings))
     stages.end("device")
     peers = WeightPeers(settings, weights, group.smallest)
-    worker = ModelWorker.load(settings, config, directory, group.collectives, group.link, peers)
+    # Ranks, and layers whose progress is reported, would have to warm up together.
+    defers = defers and group is ALONE_IN_GROUP and not reports_layers
+    worker = ModelWorker.load(settings, config, directory, group.collectives, group.link, peers, defers=defers)
     group.begin_together()
     worker.calibrate(settings, directory)
     stages.end("weights")
@@ -245,10 +247,25 @@ def make_runner(
         resolved = replace(resolved, speculative_method=worker.draft.model.method)
     units = worker.kv_spec(page_size).layer_units
     kv_cache = choose_kv_groups(resolved, worker.config, moves_kv=reports_layers, units=units)
-    # Ranks and layers that are counted would have to warm up together; speculation measures its graphs at once.
-    defers = defers and group is ALONE_IN_GROUP and not reports_layers and worker.draft is None and worker.head is None
-    defers = defers and resolved.speculative_method is None and kv_cache.state_group is None
-    plan = plan_memory(worker, kind, resolved, page_size, before, kv_cache, group.smallest, defers=defers)
+    defers = defers and resolved.speculative_method is None  # it measures its graphs
+
+    def await_weights() -> None:
+        stages.end("memory plan")
+        worker.loading.wait()
+        stages.end("weights")
+
+    plan = plan_memory(
+        worker,
+        kind,
+        resolved,
+        page_size,
+        before,
+        kv_cache,
+        group.smallest,
+        defers=defers,
+        await_weights=await_weights,
+    )
+    worker.loading.wait()
     log.info("memory: %s", plan)
     if kv_cache.state_group is not None:
         kv_cache = replace_fields(kv_cache, num_checkpoints=plan.slots.num_checkpoints)

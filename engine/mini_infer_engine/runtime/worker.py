@@ -2,7 +2,7 @@
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -36,6 +36,7 @@ from mini_infer_engine.models.weights.loader import (
     with_stored_encoder,
     with_stored_head,
 )
+from mini_infer_engine.models.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from mini_infer_engine.models.weights.without_memory import without_memory
 from mini_infer_engine.quantization.gguf_layers import pack_gguf_blocks
 from mini_infer_engine.quantization.layers import quantize_layers
@@ -47,10 +48,11 @@ from mini_infer_engine.runtime.memory.key_bounds import KeyBounds
 from mini_infer_engine.runtime.memory.kv_storage import kv_quantization_of
 from mini_infer_engine.runtime.pooler import IDENTITY, Pooler, load_pooler
 from mini_infer_engine.runtime.recurrent.limits import check_stages
+from mini_infer_engine.runtime.weight_loading import WeightLoading
 from mini_infer_engine.speculation.draft_files import DraftFiles, Eagle3Files, find_draft, resolve_speculative_model
 from mini_infer_engine.speculation.head import SpeculativeHead, load_head
 from mini_infer_engine.speculation.hidden_draft_files import complete_draft, open_hidden_draft
-from mini_infer_engine.weight_transfer.exchange import FROM_FILES, LoadedWeights
+from mini_infer_engine.weight_transfer.exchange import LoadedWeights
 from mini_infer_engine.weight_transfer.peers import WeightPeers
 
 log = logging.getLogger(__name__)
@@ -75,8 +77,8 @@ class ModelWorker:
     """The link to the other stages of a pipeline."""
     pooler: Pooler = IDENTITY
     """The layers that make embeddings or scores of hidden states."""
-    loaded: LoadedWeights = FROM_FILES
-    """The way in which the model's weights were loaded."""
+    loading: WeightLoading = field(default_factory=WeightLoading)
+    """The model's weights, which may still be on their way; `finish_loading` comes once more after them."""
     selection_tokens: int | None = None
     """Tokens in the pages that a decode attends to; None means all."""
 
@@ -89,9 +91,12 @@ class ModelWorker:
         collectives: Collectives = NO_COLLECTIVES,
         link: StageLink = NO_LINK,
         peers: WeightPeers | None = None,
+        *,
+        defers: bool = False,
     ) -> "ModelWorker":
         """Loads the weights of `directory`, or a rank's part of them; dummy weights do not read it. `peers` may have
-        the model's weights, but not those of a draft model or a head.
+        the model's weights, but not those of a draft model or a head. With `defers`, weights may still be on their way
+        when this returns.
 
         Raises:
             ModelError: the weights do not fit the config or the device.
@@ -108,6 +113,12 @@ class ModelWorker:
         model, checkpoint = _open_model(settings, config, directory, dtype)
         peers = WeightPeers(settings) if peers is None else peers
         peers.identify(config, directory, device, dtype)
+        if defers and checkpoint is not None and _computes_before_weights(settings, model, checkpoint, device):
+            pooler = load_pooler(config.pooler, config.hidden_size, device, checkpoint, settings.seed)
+            _take_memory(model, device, dtype)
+            loading = _begin_loading(model, checkpoint, directory, device, peers)
+            made = cls(model.config, model, device, dtype, collectives, kv_quantization=kv_quantization, pooler=pooler)
+            return replace(made, loading=loading)
         loaded = peers.fill(model, checkpoint, directory, device)
         is_filled = loaded.source == "peer"
         if loaded.fallback:
@@ -123,7 +134,8 @@ class ModelWorker:
             begin_s = time.monotonic()
             model = _fill_model(model, checkpoint, settings, device, dtype)
             loaded = replace_fields(loaded, num_bytes=weight_bytes(model), seconds=round(time.monotonic() - begin_s, 3))
-        made = cls(model.config, model, device, dtype, collectives, draft, head, kv_quantization, link, pooler, loaded)
+        loading = WeightLoading(loaded)
+        made = cls(model.config, model, device, dtype, collectives, draft, head, kv_quantization, link, pooler, loading)
         return made if settings.kv_selection == "none" else replace(made, selection_tokens=budget_tokens(settings))
 
     @classmethod
@@ -166,6 +178,11 @@ class ModelWorker:
         model, checkpoint = _open_model(own, found.config, found.directory, dtype)
         model = _fill_model(model, checkpoint, own, device, dtype)
         return cls(model.config, model, device, dtype)
+
+    @property
+    def loaded(self) -> LoadedWeights:
+        """The way in which the model's weights were loaded, once they are."""
+        return self.loading.wait()
 
     @property
     def weight_bytes(self) -> int:
@@ -417,13 +434,46 @@ def _open_model(
     return model, checkpoint
 
 
-def _fill_model(
-    model: CausalModel,
-    checkpoint: Checkpoint | None,
-    settings: EngineSettings,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> CausalModel:
+def _computes_before_weights(
+    settings: EngineSettings, model: CausalModel, checkpoint: Checkpoint, device: torch.device
+) -> bool:
+    """Returns True if passes may run over this model while its weights come: none changes its form after loading, and
+    what is derived from weights is derived again at each call of `finish_loading`.
+    """
+    config = model.config
+    is_plain = settings.quantization is None and config.quantization is None and not config.norm_offset
+    is_alone = speculation_of(settings) is None and settings.kv_selection == "none" and config.vision is None
+    is_decoder = isinstance(model, DecoderModel) and config.pooler.task != "classify" and not config.pooler.dense
+    is_stored = isinstance(checkpoint, SafetensorsCheckpoint)
+    return device.type == "cuda" and is_plain and is_alone and is_decoder and is_stored
+
+
+def _begin_loading(
+    model: CausalModel, checkpoint: Checkpoint, directory: Path | None, device: torch.device, peers: WeightPeers
+) -> WeightLoading:
+    """Begins to fill the memory of a model, which is all zeros before, so that passes compute with finite numbers."""
+    model.eval()
+    with torch.inference_mode():
+        for parameter in model.parameters():
+            parameter.zero_()
+    tensors = peers.tensors_of(model)
+    torch.cuda.synchronize(device)  # other streams fill it
+
+    def load() -> LoadedWeights:
+        torch.cuda.set_device(device)
+        loaded = peers.fill(model, checkpoint, directory, device, tensors)
+        if loaded.source == "peer":
+            return loaded
+        begin_s = time.monotonic()
+        with torch.inference_mode():
+            load_weights(model, checkpoint)
+        return replace_fields(loaded, num_bytes=weight_bytes(model), seconds=round(time.monotonic() - begin_s, 3))
+
+    return WeightLoading.begin(load)
+
+
+def _take_memory(model: CausalModel, device: torch.device, dtype: object) -> None:
+    """Gives a model its memory. Raises ModelError if there is not enough."""
     try:
         model.take_memory(device)
     except RuntimeError as error:  # what a CPU's allocator raises, and torch.OutOfMemoryError, which is one
@@ -433,6 +483,16 @@ def _fill_model(
             f"the weights take {weight_bytes(model) / 1e9:,.1f} GB as {dtype}, and {device} has less memory free: "
             "choose a smaller model, a smaller dtype or another device."
         ) from None
+
+
+def _fill_model(
+    model: CausalModel,
+    checkpoint: Checkpoint | None,
+    settings: EngineSettings,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> CausalModel:
+    _take_memory(model, device, dtype)
     with torch.inference_mode():
         if checkpoint is None:
             fill_randomly(model, settings.seed)

@@ -62,12 +62,26 @@ class WeightPeers:
             log.warning("weights are not exchanged with peers: %s", error)
             self._exchange = NO_EXCHANGE
 
-    def fill(
-        self, model: CausalModel, checkpoint: Checkpoint | None, directory: Path | None, device: torch.device
-    ) -> LoadedWeights:
-        """Fills a model without memory from a peer, finished and ready.
+    def tensors_of(self, model: CausalModel) -> ModelTensors | None:
+        """Brings a model that has memory and no quantised layers into the form in which peers fill it, and returns its
+        tensors for `fill`; None if there are no peers.
+        """
+        if not self._exchange.peers:
+            return None
+        return _in_final_form(model)
 
-        If the result has a `fallback`, the model's memory has arbitrary contents, and the caller makes another one.
+    def fill(
+        self,
+        model: CausalModel,
+        checkpoint: Checkpoint | None,
+        directory: Path | None,
+        device: torch.device,
+        tensors: ModelTensors | None = None,
+    ) -> LoadedWeights:
+        """Fills a model from a peer, finished and ready. It must have no memory, unless its `tensors` are given.
+
+        If the result has a `fallback`, the model's memory has arbitrary contents, and the caller makes another one, or
+        fills it from files.
         """
         if checkpoint is None or directory is None or not self._exchange.peers:
             return LoadedWeights(source="dummy" if checkpoint is None else "files")
@@ -75,9 +89,8 @@ class WeightPeers:
         source = self._settings.weights_from
         rate = file_bytes_per_s(weight_files(directory)) if source == "auto" else None
         if asks_peers(source, rate, is_recomputed=self._settings.quantization is not None):
-            loaded = self._received(
-                model, None if is_quantized else checkpoint, device, rate, is_quantized=is_quantized
-            )
+            compared = None if is_quantized else checkpoint
+            loaded = self._received(model, compared, device, rate, tensors, is_quantized=is_quantized)
         else:
             loaded = LoadedWeights()
             log.info("weights: no peer is asked (--weights-from %s, files at %.1f GB/s)", source, (rate or 0) / 1e9)
@@ -103,6 +116,7 @@ class WeightPeers:
         checkpoint: Checkpoint | None,
         device: torch.device,
         rate: float | None,
+        tensors: ModelTensors | None,
         *,
         is_quantized: bool,
     ) -> LoadedWeights:
@@ -110,7 +124,7 @@ class WeightPeers:
         try:
             exchange = self._exchange
             with find_peer(exchange.peers, self._rank, self._identity, exchange.secret) as peer:
-                tensors = _finished(model, device, is_quantized=is_quantized)
+                tensors = tensors or _finished(model, device, is_quantized=is_quantized)
                 if fault := manifest_fault(tensors.specs, peer.offer.tensors):
                     raise PeerError(f"the manifest of peer {peer.offer.name} has {fault}")
                 log.info("weights: %.1f GB are fetched from peer %s", tensors.num_bytes / 1e9, peer.offer.name)
@@ -145,8 +159,14 @@ def _finished(model: CausalModel, device: torch.device, *, is_quantized: bool) -
         if is_quantized:
             for parameter in model.parameters():
                 parameter.zero_()
-        model.finish_loading(_STRUCTURE_POSITIONS)
-    restore_plain_weights(model)
+    tensors = _in_final_form(model)
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # what was launched above must not overwrite what other streams fill
+    return tensors
+
+
+def _in_final_form(model: CausalModel) -> ModelTensors:
+    with torch.no_grad():
+        model.finish_loading(_STRUCTURE_POSITIONS)
+    restore_plain_weights(model)
     return ModelTensors(model)

@@ -21,6 +21,7 @@ from mini_infer_engine.models.weights.checkpoint import Checkpoint, check_fit
 from mini_infer_engine.models.weights.gguf_checkpoint import GgufCheckpoint
 from mini_infer_engine.models.weights.progress import LoadProgress
 from mini_infer_engine.models.weights.safetensors_checkpoint import SafetensorsCheckpoint
+from mini_infer_engine.models.weights.staged_copy import StagedCopies
 from mini_infer_engine.models.weights.tensor_names import is_base_model
 from mini_infer_engine.models.weights.widened_checkpoint import WidenedCheckpoint
 
@@ -170,15 +171,19 @@ def load_weights(model: CausalModel, checkpoint: Checkpoint) -> None:
     by_file, threads = _by_file(checkpoint, expected), min(_MOST_THREADS, os.cpu_count() or 1)
     tasks = [(file, names[part::threads]) for file, names in by_file.items() for part in range(threads)]
     sizes = {name: checkpoint.tensors[name].bytes_read(target.part) for name, target in expected.items()}
+    device = next(model.parameters()).device
+    staged = StagedCopies(device) if device.type == "cuda" else None
     with closing(LoadProgress(sum(sizes.values()))) as progress, ThreadPoolExecutor(threads) as pool:
 
         def place(name: str, tensor: Tensor) -> None:
-            expected[name].place(tensor)
+            expected[name].place(tensor, Tensor.copy_ if staged is None else staged.copy)
             progress.add(sizes[name])
 
         def read(task: tuple[Path, list[str]]) -> None:
             file, names = task
             checkpoint.read(file, {name: expected[name].part for name in names}, place)
+            if staged is not None:
+                staged.finish()
 
         list(pool.map(read, tasks))
 
