@@ -31,13 +31,17 @@ def make_settings(directory: Path, **changes: Any) -> EngineSettings:
 
 
 def make_runner(
-    settings: EngineSettings, group: RankGroup = ALONE_IN_GROUP, weights: WeightExchange = NO_EXCHANGE
+    settings: EngineSettings,
+    group: RankGroup = ALONE_IN_GROUP,
+    weights: WeightExchange = NO_EXCHANGE,
+    *,
+    defers: bool = False,
 ) -> ModelRunner:
     """With kernels, or with torch on the same device where `attention_backend` says so."""
     kind = TorchExecutor if settings.attention_backend == "torch" else CudaExecutor
     directory = Path(settings.model)
     config = read_config(directory, reads_images=True)
-    return model_runner.make_runner(settings, config, directory, kind, group, weights=weights)
+    return model_runner.make_runner(settings, config, directory, kind, group, weights=weights, defers=defers)
 
 
 def make_engine(settings: EngineSettings, runner: ModelRunner, eos: tuple[int, ...] = ()) -> Engine:

@@ -111,6 +111,9 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
+GREEDY_TOKENS = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+
+
 def prompt(slot: int, start: int, count: int, pages: list[int]) -> Row:
     return chunk(slot, TOKENS, start, count, pages, sampling=GREEDY)
 
@@ -129,10 +132,12 @@ def interpreted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
     event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "Event", lambda: event)
 
-    def make(*, decodes_beside: int = 0, group: RankGroup = ALONE_IN_GROUP, **settings: Any) -> ModelRunner:
+    def make(
+        *, decodes_beside: int = 0, group: RankGroup = ALONE_IN_GROUP, defers: bool = False, **settings: Any
+    ) -> ModelRunner:
         monkeypatch.setattr(cuda_executor, "decodes_beside", lambda *_, **__: decodes_beside)
         common = {"device": "cpu", "page_size": 16, "kv_cache_memory": 1 << 23, "max_num_seqs": 6}
-        return make_runner(make_settings(tmp_path, **(common | settings)), group)
+        return make_runner(make_settings(tmp_path, **(common | settings)), group, defers=defers)
 
     return make
 
@@ -680,6 +685,38 @@ def test_graphs_are_measured_over_slots_that_do_not_move(
     assert max(positions) == 64
     executor.graph_bytes()
     assert executor.state.state.positions.tolist() == positions
+
+
+def test_passes_use_larger_graphs_until_their_own_is_captured(
+    tmp_path: Path, interpreted: Callable[..., ModelRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The graph that a pass lacked comes first, and no part of the warm-up changes what running sequences have."""
+    monkeypatch.setattr(cuda_executor, "decode_buckets", lambda largest: [1, 2, 3, 6])
+    save_tiny_model(tmp_path, "qwen3", num_hidden_layers=2)
+    requests = [
+        Request(request_id=f"{name}", prompt_token_ids=TOKENS[name : name + 20], sampling=GREEDY_TOKENS)
+        for name in range(2)
+    ]
+    plain = interpreted(attention_backend="torch", kv_cache_memory=1 << 22)
+    expected = texts(Engine(plain.settings, plain, (), plain.max_model_len, "", record_events=False), requests)
+    runner = interpreted(defers=True)
+    executor = runner.executor
+    assert isinstance(executor, CudaExecutor)
+    assert list(executor.decode_graphs) == [6, 1], "largest first, so that others share its memory"
+    engine = Engine(runner.settings, runner, (), runner.max_model_len, "", record_events=False)
+    step = engine.step
+
+    def step_and_warm_up() -> list[Any]:
+        outputs = step()
+        runner.warm_up()
+        return outputs
+
+    monkeypatch.setattr(engine, "step", step_and_warm_up)
+    assert texts(engine, requests) == expected
+    assert list(executor.decode_graphs) == [6, 1, 2], "the size of this batch, not the others, before rare kernels"
+    while runner.warm_up():
+        pass
+    assert sorted(executor.decode_graphs) == [1, 2, 3, 6]
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True])
