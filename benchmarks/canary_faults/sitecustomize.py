@@ -35,6 +35,6 @@ def main(kind: str, amount: float) -> None:
         os._exit(13)
 
 
-if (fault := os.environ.get("CANARY_FAULT", "")) and "mini_infer_engine.core_process.loop" in sys.orig_argv:
+if (fault := os.environ.get("CANARY_FAULT", "")) and "mini_infer_engine.core_process.entry" in sys.orig_argv:
     name, _, number = fault.partition(":")
     threading.Thread(target=main, args=(name, float(number)), daemon=True).start()

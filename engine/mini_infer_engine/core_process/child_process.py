@@ -34,7 +34,7 @@ class CoreProcess:
             config, address=self.address, parent_pid=os.getpid(), exit_reason_fd=self.exit_reason.writer
         )
         config_path.write_bytes(msgspec.json.encode(config))
-        command = [sys.executable, "-m", "mini_infer_engine.core_process.loop", str(config_path)]
+        command = [sys.executable, "-m", "mini_infer_engine.core_process.entry", str(config_path)]
         self._process = start_child(
             command,
             stdin=subprocess.DEVNULL,

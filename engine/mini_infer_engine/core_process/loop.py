@@ -360,10 +360,9 @@ def _watched(config: CoreConfig, folder: Path) -> "Watched":
     )
 
 
-def main() -> None:
-    """Runs as `python -m mini_infer_engine.core_process.loop CONFIG`, which only `CoreProcess` starts."""
+def run(config_path: Path) -> None:
+    """Runs the core process that this file configures, until it ends."""
     show_crashes()
-    config_path = Path(sys.argv[1])
     config = msgspec.json.decode(config_path.read_bytes(), type=CoreConfig)
     configure_logging(config.log_level, config.log_format, config.engine)
     # The front decides when to leave, also when the terminal or a supervisor signals the whole process group.
@@ -373,7 +372,3 @@ def main() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == config.parent_pid:
         serve(config, config_path.parent)
-
-
-if __name__ == "__main__":
-    main()

@@ -129,7 +129,7 @@ class EngineServer:
     @property
     def core_pids(self) -> list[int]:
         """In the order of their engines."""
-        return [child for child in children_of(self.process.pid) if "core_process.loop" in command_of(child)]
+        return [child for child in children_of(self.process.pid) if "core_process.entry" in command_of(child)]
 
     @property
     def prover_pid(self) -> int:

@@ -1,0 +1,22 @@
+"""The core process, before anything else is imported: shared libraries are mapped while Python imports modules."""
+
+import json
+import sys
+from pathlib import Path
+
+from mini_infer_engine.core_process.preload import begin_preload
+
+
+def main() -> None:
+    """Runs as `python -m mini_infer_engine.core_process.entry CONFIG`, which only `CoreProcess` starts."""
+    path = Path(sys.argv[1])
+    config = json.loads(path.read_bytes())
+    if config.get("dry_run") is None:
+        begin_preload(opens_gpu=config["settings"].get("device") != "cpu")
+    from mini_infer_engine.core_process.loop import run
+
+    run(path)
+
+
+if __name__ == "__main__":
+    main()
