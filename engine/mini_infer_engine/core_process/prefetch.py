@@ -15,7 +15,7 @@ from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.weight_transfer.addresses import resolved_peers
 from mini_infer_engine.weight_transfer.decisions import FAST_FILES_BYTES_PER_S
-from mini_infer_engine.weight_transfer.file_rate import file_bytes_per_s, weight_files
+from mini_infer_engine.weight_transfer.file_rate import are_cached, file_bytes_per_s, weight_files
 from mini_infer_process.interpreter import lower_thread_priority
 
 log = logging.getLogger(__name__)
@@ -91,6 +91,8 @@ def slow_files(settings: EngineSettings, peers: Sequence[str]) -> list[Path]:
         return []
     try:
         files = weight_files(resolve_model(settings.model, settings.revision))
+        if are_cached(files):
+            return []
         rate = file_bytes_per_s(files)
     except (ValueError, OSError):
         return []  # the loader reports it

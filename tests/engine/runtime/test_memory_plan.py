@@ -24,7 +24,7 @@ WORKER: Any = SimpleNamespace(
 
 def plan(monkeypatch: pytest.MonkeyPatch, needs: _Needs, share: float = 0.8) -> memory_plan.MemoryPlan:
     before, now = MemoryInUse(free=TOTAL), MemoryInUse(free=TOTAL - WEIGHTS, reserved=WEIGHTS, allocated=WEIGHTS)
-    monkeypatch.setattr(memory_plan, "_measure", lambda *_: needs)
+    monkeypatch.setattr(memory_plan, "_measure", lambda *_, **__: needs)
     monkeypatch.setattr(MemoryInUse, "of", lambda device: now)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (now.free, TOTAL))
     settings = EngineSettings(model="any", gpu_memory_utilization=share).resolved("cuda")
