@@ -47,6 +47,17 @@ def import_permanently(module: str) -> None:
         gc.freeze()
 
 
+@contextlib.contextmanager
+def quick_switches(seconds: float) -> Iterator[None]:
+    """Sets the time for which a thread may hold the interpreter while others wait, for the duration of the block."""
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(seconds)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual_s)
+
+
 def favour_event_loop() -> None:
     """Tunes the interpreter for the event loop; call it when everything long-lived has been imported and created."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)

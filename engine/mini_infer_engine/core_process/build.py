@@ -25,29 +25,20 @@ from mini_infer_engine.core_process.blocks_identity import blocks_identity
 from mini_infer_engine.core_process.disk_tier import open_disk
 from mini_infer_engine.core_process.messages import ModelInfo
 from mini_infer_engine.core_process.shared_tier import open_shared_tier
-from mini_infer_engine.dry import vocabulary as dry_model
 from mini_infer_engine.dry.dry_run import DRY_MODEL, DryRun
-from mini_infer_engine.dry.scripted_runner import (
-    EMBEDDING_SIZE,
-    PAGE_SIZE_TOKENS,
-    PRETENDED_BYTES_PER_TOKEN,
-    ScriptedRunner,
-)
 from mini_infer_engine.kv_host.shared_index import SharedHostIndex
 from mini_infer_engine.kv_transfer.layout import KVMemory
 from mini_infer_engine.kv_transfer.transport import OpenTransport
-from mini_infer_engine.kv_transfer.transports.open_transport import open_transport
 from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.pooling.engine import PoolingEngine
 from mini_infer_engine.pooling.engine_choice import runs_in_pooling_engine
 from mini_infer_engine.weight_transfer.exchange import NO_EXCHANGE, ServedWeights, WeightExchange
 from mini_infer_process.interpreter import no_collection
-from mini_infer_prompts.prompt import PromptAssets
-from mini_infer_prompts.tokenizer_files import load_tokenizer
 
 if TYPE_CHECKING:
     from mini_infer_engine.distributed.parallel_runner import ParallelRunner, Watched
     from mini_infer_engine.runtime.model_runner import ModelRunner
+    from mini_infer_prompts.prompt import PromptAssets
 
 _DRY_KV_CACHE_BYTES = 2 * 10**9
 
@@ -103,6 +94,15 @@ def build_engine(
 
 
 def _build_dry(settings: EngineSettings, dry_run: DryRun, record_events: bool) -> BuiltEngine:
+    from mini_infer_engine.dry import vocabulary as dry_model
+    from mini_infer_engine.dry.scripted_runner import (
+        EMBEDDING_SIZE,
+        PAGE_SIZE_TOKENS,
+        PRETENDED_BYTES_PER_TOKEN,
+        ScriptedRunner,
+    )
+    from mini_infer_engine.kv_transfer.transports.open_transport import open_transport
+
     if speculation_of(settings) is not None:
         raise ValueError("a dry run has no model for which tokens could be guessed: leave out speculative_method")
     page_size = settings.page_size or PAGE_SIZE_TOKENS
@@ -137,7 +137,12 @@ def _build_real(
     revision = f"{settings.model}@{settings.revision or ''}"
     folder = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
     layout = runner.kv_memory().layout
-    assets = partial(PromptAssets.from_directory, folder)  # read now that weights have shown the vocabulary's size
+
+    def assets() -> "PromptAssets":
+        from mini_infer_prompts.prompt import PromptAssets  # with the templates, which no core renders
+
+        return PromptAssets.from_directory(folder)
+
     engine = Engine(
         runner.settings,
         runner,
@@ -230,12 +235,18 @@ def _load(
 
 
 def _grammars(
-    settings: EngineSettings, assets: Callable[[], PromptAssets], vocab_size: int, eos_token_ids: tuple[int, ...]
+    settings: EngineSettings, assets: "Callable[[], PromptAssets]", vocab_size: int, eos_token_ids: tuple[int, ...]
 ) -> GrammarCompiler | None:
     """Returns the compiler of grammars, or None if there is no tokenizer: then outputs cannot be constrained."""
     if settings.skip_tokenizer_init:
         return None
-    return GrammarCompiler(lambda: load_tokenizer(assets().files).tokenizer.to_str(), vocab_size, eos_token_ids)
+
+    def tokenizer() -> str:
+        from mini_infer_prompts.tokenizer_files import load_tokenizer
+
+        return load_tokenizer(assets().files).tokenizer.to_str()
+
+    return GrammarCompiler(tokenizer, vocab_size, eos_token_ids)
 
 
 def _kernels(device: str, settings: EngineSettings, kv_cache: str, weights: str) -> dict[str, str]:

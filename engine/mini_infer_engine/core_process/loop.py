@@ -30,23 +30,21 @@ from mini_infer_engine.core.stats import EngineStats
 from mini_infer_engine.core_process import messages
 from mini_infer_engine.core_process.build import BuiltEngine, BuiltPoolingEngine, build_engine
 from mini_infer_engine.core_process.core_config import CoreConfig
-from mini_infer_engine.core_process.kv_transfer import begin_identity, start_transfer
-from mini_infer_engine.core_process.peer_requests import check_peer_request
 from mini_infer_engine.core_process.prefetch import begin_prefetch
 from mini_infer_engine.core_process.publisher import EventPublisher
 from mini_infer_engine.core_process.warm_up import WarmUp
 from mini_infer_engine.distributed.exit_reason import write_reason
-from mini_infer_engine.kv_transfer.worker import TransferWorker
-from mini_infer_engine.pooling.engine import PoolingEngine
 from mini_infer_process import zmq_limits
 from mini_infer_process.anonymous_memory import AnonymousMemory
 from mini_infer_process.curve import PeerAuthenticator
 from mini_infer_process.heap import HeapTrimmer
-from mini_infer_process.interpreter import import_permanently
+from mini_infer_process.interpreter import import_permanently, quick_switches
 from mini_infer_process.logs import configure_logging, show_crashes
 
 if TYPE_CHECKING:
     from mini_infer_engine.distributed.parallel_runner import Watched
+    from mini_infer_engine.kv_transfer.worker import TransferWorker
+    from mini_infer_engine.pooling.engine import PoolingEngine
 
 logger = logging.getLogger(__name__)
 
@@ -77,12 +75,12 @@ class CoreLoop:
 
     def __init__(
         self,
-        engine: Engine | PoolingEngine,
+        engine: "Engine | PoolingEngine",
         router: zmq.Socket[bytes],
         publisher: EventPublisher,
         parent_pid: int,
         api_server: bytes,
-        transfer: TransferWorker | None,
+        transfer: "TransferWorker | None",
         role: str,
         weights_sent_bytes: Callable[[], int] = lambda: 0,
         warm_up: Callable[[], bool] = lambda: False,
@@ -255,14 +253,19 @@ def serve(config: CoreConfig, folder: Path) -> None:
     authenticator = PeerAuthenticator(context, config.peers.secret) if config.peers.secret is not None else None
     try:
         publisher = _publisher(context, config, partial(_publish, router, api_server))
-        moves_kv = config.transfer.port > 0
-        weights = begin_identity(config.settings, config.dry_run) if moves_kv else None
+        moves_kv, weights = config.transfer.port > 0, None
+        if moves_kv:
+            from mini_infer_engine.core_process.kv_transfer import begin_identity, start_transfer
+            from mini_infer_engine.core_process.peer_requests import check_peer_request
+
+            weights = begin_identity(config.settings, config.dry_run)
         if import_error is not None:
             raise import_error
         watched = _watched(config, folder) if has_ranks else None
-        built = build_engine(
-            config.settings, config.dry_run, watched=watched, moves_kv=moves_kv, weights=config.weights
-        )
+        with quick_switches(_SWITCH_S):  # weights come while kernels are loaded
+            built = build_engine(
+                config.settings, config.dry_run, watched=watched, moves_kv=moves_kv, weights=config.weights
+            )
         if prefetch is not None:
             prefetch.stop()
         if weights is not None and isinstance(built, BuiltEngine):

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
+from threading import Semaphore
 
 import numpy as np
 import torch
@@ -83,6 +84,8 @@ _COMPILERS = 16
 """Kernels that compile at a time. Batches that need the same kernel wait for one of them: otherwise each would compile
 it, 130 kernels instead of 39.
 """
+_LOADERS = 2
+"""Passes that load their kernels at a time, until one has to be compiled."""
 _LOOK_EVERY_S = 0.02
 """Seconds between two looks whether a kernel was compiled that the cache lacked."""
 _GRAPH_OBJECT_BYTES = 1 << 20
@@ -233,6 +236,13 @@ class CudaExecutor:
             for work in self._rare_kernels():
                 work()
 
+        # Kernels that the cache has are loaded by Python, which runs one thread at a time, and weights come meanwhile.
+        turns = Semaphore(_LOADERS)
+
+        def in_turn(work: Work) -> None:
+            with turns:
+                work()
+
         with (
             noticed_compilations() as has_compiled,
             ThreadPoolExecutor(_COMPILERS) as compilers,
@@ -240,10 +250,11 @@ class CudaExecutor:
             ThreadPoolExecutor(len(works) + 1) as threads,
         ):
             # All on one stream: what kernels leave to each other in the workspace stays theirs.
-            started = {threads.submit(copy_context().run, work) for work in works}
+            started = {threads.submit(copy_context().run, partial(in_turn, work)) for work in works}
             pending = started
-            while defers and pending and not has_compiled.is_set():
+            while pending and not has_compiled.is_set():
                 pending = wait(pending, _LOOK_EVERY_S).not_done
+            turns.release(len(works))
             if not defers or has_compiled.is_set():
                 started.add(threads.submit(copy_context().run, partial(on_device, compile_rare)))
             for future in started:
