@@ -1,13 +1,19 @@
 """Tensors are read in pieces into the memory that they fill, and a file that ends too soon is an error."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.options.settings import EngineSettings
+from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.models.weights import direct_read
 from mini_infer_engine.models.weights.direct_read import FileTensor, read_directly
+from mini_infer_engine.models.weights.loader import _stored_as_computed, open_checkpoint
+from mini_infer_engine.runtime.worker import ModelWorker
+from tests.support.tiny_models import DEEPSEEK, save_tiny_model
 
 CPU = torch.device("cpu")
 
@@ -56,3 +62,24 @@ def test_a_file_is_named_when_it_is_gone(tmp_path: Path) -> None:
     (tmp_path / "b").unlink()
     with pytest.raises(ModelError, match="/b cannot be read"):
         read_directly(tensors, CPU, lambda count: None)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "all_direct"),
+    [("qwen3", {}, True), ("phi3", {}, True), ("gemma2", {"head_dim": 16}, True), ("deepseek_v2", DEEPSEEK, False)],
+)
+def test_weights_are_those_of_the_files_when_they_are_read_directly(
+    architecture: str, changes: dict[str, Any], all_direct: bool, tmp_path: Path
+) -> None:
+    save_tiny_model(tmp_path, architecture, **changes)
+    settings, config = EngineSettings(model=str(tmp_path), device="cpu"), read_config(tmp_path)
+    loaded = ModelWorker.load(settings, config, tmp_path)
+    expected = {name: parameter.clone() for name, parameter in loaded.model.named_parameters()}
+    checkpoint, placements = open_checkpoint(tmp_path, config), loaded.model.checkpoint_tensors()
+    direct = _stored_as_computed(placements, checkpoint)
+    assert (direct.keys() == placements.keys()) is all_direct
+    for tensor in direct.values():
+        tensor.target.detach().zero_()
+    read_directly(list(direct.values()), CPU, lambda count: None)
+    for name, parameter in loaded.model.named_parameters():
+        assert parameter.equal(expected[name]), name
