@@ -103,7 +103,7 @@ def _reader(device: torch.device) -> Iterator[Callable[[_Piece], None]]:
         return
     torch.cuda.set_device(device)
     stream, buffers = torch.cuda.Stream(device), _buffers()  # type: ignore[no-untyped-call]  # torch's
-    cudart: Any = torch.cuda.cudart()
+    cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     for buffer, _ in buffers:
         cudart.cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)
     turn = 0

@@ -99,7 +99,7 @@ beams.
 """
 
 Forward = Callable[[], None]
-Work = Callable[[], None]
+Work = Callable[[], object]
 
 
 class CudaExecutor:
@@ -221,7 +221,7 @@ class CudaExecutor:
                 slots = torch.full((len(logits),), self.state.padding_slot, dtype=torch.int32, device=logits.device)
                 self.sampling.sample(logits, slots, filtered=True)
 
-        def on_device(work: Callable[[], None]) -> None:
+        def on_device(work: Work) -> None:
             torch.cuda.set_device(self.worker.device)
             with torch.inference_mode():
                 work()
