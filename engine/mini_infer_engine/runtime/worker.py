@@ -438,14 +438,18 @@ def _computes_before_weights(
     settings: EngineSettings, model: CausalModel, checkpoint: Checkpoint, device: torch.device
 ) -> bool:
     """Returns True if passes may run over this model while its weights come: none changes its form after loading, and
-    what is derived from weights is derived again at each call of `finish_loading`.
+    what is derived from weights is derived again at each call of `finish_loading`. None is converted on the GPU, whose
+    memory is measured meanwhile.
     """
     config = model.config
     is_plain = settings.quantization is None and config.quantization is None and not config.norm_offset
     is_alone = speculation_of(settings) is None and settings.kv_selection == "none" and config.vision is None
     is_decoder = isinstance(model, DecoderModel) and config.pooler.task != "classify" and not config.pooler.dense
     is_stored = isinstance(checkpoint, SafetensorsCheckpoint)
-    return device.type == "cuda" and is_plain and is_alone and is_decoder and is_stored
+    if not (device.type == "cuda" and is_plain and is_alone and is_decoder and is_stored):
+        return False
+    placements = model.checkpoint_tensors().items()
+    return all(checkpoint.tensors[name].dtype == placement.target.dtype for name, placement in placements)
 
 
 def _begin_loading(

@@ -49,24 +49,30 @@ CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
 
 @pytest.mark.parametrize(
-    ("architecture", "settings", "device", "expected"),
+    ("architecture", "settings", "device", "dtype", "expected"),
     [
-        ("qwen3", {}, CUDA, True),
-        ("llama", {}, CUDA, True),
-        ("deepseek_v2", {}, CUDA, True),
-        ("qwen3", {}, CPU, False),
-        ("gemma2", {}, CUDA, False),
-        ("qwen3", {"quantization": "int8"}, CUDA, False),
-        ("qwen3", {"speculative_method": "ngram", "num_speculative_tokens": 2}, CUDA, False),
+        ("qwen3", {}, CUDA, torch.float32, True),
+        ("llama", {}, CUDA, torch.float32, True),
+        ("deepseek_v2", {}, CUDA, torch.float32, True),
+        ("qwen3", {}, CPU, torch.float32, False),
+        ("qwen3", {}, CUDA, torch.bfloat16, False),
+        ("gemma2", {}, CUDA, torch.float32, False),
+        ("qwen3", {"quantization": "int8"}, CUDA, torch.float32, False),
+        ("qwen3", {"speculative_method": "ngram", "num_speculative_tokens": 2}, CUDA, torch.float32, False),
     ],
-    ids=["qk norms", "plain", "latent", "a CPU", "norms with an offset", "rounded on load", "guesses"],
+    ids=["norms of keys", "plain", "latent", "a CPU", "converted", "norms with an offset", "rounded", "guesses"],
 )
 def test_passes_run_before_weights_when_nothing_changes_their_form(
-    architecture: str, settings: dict[str, Any], device: torch.device, expected: bool, tmp_path: Path
+    architecture: str,
+    settings: dict[str, Any],
+    device: torch.device,
+    dtype: torch.dtype,
+    expected: bool,
+    tmp_path: Path,
 ) -> None:
     save_tiny_model(tmp_path, architecture, **(DEEPSEEK if architecture == "deepseek_v2" else {}))
     options = EngineSettings(model=str(tmp_path), **settings)
-    model, checkpoint = worker._open_model(options, read_config(tmp_path), tmp_path, torch.float32)
+    model, checkpoint = worker._open_model(options, read_config(tmp_path), tmp_path, dtype)
     assert checkpoint is not None
     assert worker._computes_before_weights(options, model, checkpoint, device) is expected
 
