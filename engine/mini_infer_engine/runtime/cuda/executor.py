@@ -250,13 +250,15 @@ class CudaExecutor:
             ThreadPoolExecutor(len(works) + 1) as threads,
         ):
             # All on one stream: what kernels leave to each other in the workspace stays theirs.
-            started = {threads.submit(copy_context().run, partial(in_turn, work)) for work in works}
+            rare, common = partial(on_device, compile_rare), [partial(in_turn, work) for work in works]
+            started = {threads.submit(copy_context().run, work) for work in ([] if defers else [rare]) + common}
             pending = started
             while pending and not has_compiled.is_set():
                 pending = wait(pending, _LOOK_EVERY_S).not_done
-            turns.release(len(works))
-            if not defers or has_compiled.is_set():
-                started.add(threads.submit(copy_context().run, partial(on_device, compile_rare)))
+            if has_compiled.is_set():
+                turns.release(len(works))
+                if defers:
+                    started.add(threads.submit(copy_context().run, rare))
             for future in started:
                 future.result()
         self.ops = ops
