@@ -10,7 +10,6 @@ from mini_infer_engine.config.options.settings import EngineSettings, num_ranks
 from mini_infer_engine.core_process.child_process import CoreProcess
 from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.data_parallel.devices import count_gpus, devices_of_engine
-from mini_infer_engine.kv_host.open_pool import anonymous_pool
 
 
 def environments(settings: EngineSettings, *, has_model: bool) -> list[dict[str, str]]:
@@ -45,6 +44,8 @@ def shared_tier(settings: EngineSettings) -> Iterator[EngineSettings]:
     if is_private or not hasattr(os, "memfd_create"):
         yield settings
         return
+    from mini_infer_engine.kv_host.open_pool import anonymous_pool  # with numpy, for which no core should wait
+
     file, path = anonymous_pool()
     try:
         yield replace(settings, kv_host_path=path)
