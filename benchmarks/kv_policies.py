@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from common.models import model_folder, vocabulary
-from common.report import make_parser, print_table, save, words
+from common.report import log_line, make_parser, print_table, save, words
 
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
@@ -47,6 +47,7 @@ def main() -> None:
         engine, largest = open_engine(args, Path(folder))
         for policy in words(args.policy):
             found[policy] = measure(args, engine, policy, largest)
+            log_line(f"{policy}: {found[policy]}")
             save(args.out, vars(args) | {"out": str(args.out), "policies": found})
     names = ("output tokens/s", "all tokens/s", "seconds", "most running", "preemptions", "first token ms")
     base = found.get("full", {}).get("output tokens/s", float("nan"))

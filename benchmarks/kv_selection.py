@@ -5,7 +5,7 @@
 Each variant is an engine's runner in a process of its own, one after another, with dummy weights. Contexts are not
 computed: the pages get random keys and values and the bounds of those keys, each sequence pages of its own, and it
 begins as one does whose prompt is cached but for its last token. How long a step takes depends neither on their values
-nor on which pages are selected. Steps are launched one ahead, as an engine does. Attention is that of the layers that
+nor on which pages are selected. Budgets come first, and figures are written as they come. Steps are launched one ahead, as an engine does. Attention is that of the layers that
 select, in one CUDA graph: for `none` decode attention, for a budget scores, choice, attention and bounds.
 """
 
@@ -81,9 +81,10 @@ def measure(settings: dict[str, Any], cases: list[tuple[int, int]], with_kernels
             runner.collect(before)
             times.append((time.perf_counter() - begin) / count * 1e3)
         found = {"between tokens, ms": median(times[1:])}
+        yield {f"{sequences}x{context}": found}
         if runner.device.type == "cuda":
             found["attention of a layer, us"] = _attention_us(runner, sequences, context)
-        yield {f"{sequences}x{context}": found}
+            yield {f"{sequences}x{context}": found}
         if with_kernels and runner.device.type == "cuda":
             yield {f"{sequences}x{context}, kernels": show_kernel_times(lambda: runner.collect(launch()), _PROFILED)}
 
@@ -148,9 +149,10 @@ def main() -> int:
     if options.smoke:
         options.model, options.cases, options.budgets, options.page_size = SMOKE_MODEL, ["2x300", "1x40"], [64], 16
     cases = [(int(rows), int(tokens)) for rows, tokens in (case.split("x") for case in options.cases)]
-    variants: dict[str, dict[str, Any]] = {"none": {}}
-    for tokens in options.budgets:
-        variants[str(tokens)] = {"kv_selection": "quest", "kv_selection_budget": tokens}
+    variants: dict[str, dict[str, Any]] = {
+        str(tokens): {"kv_selection": "quest", "kv_selection_budget": tokens} for tokens in options.budgets
+    }
+    variants["none"] = {}
     found: dict[str, dict[str, Any]] = {}
     ratios: dict[str, float] = {}
     result = {"model": options.model, "page size": options.page_size, "variants": found, "none / quest": ratios}
@@ -167,17 +169,18 @@ def main() -> int:
 
             def note(part: Figures, name: str = name) -> None:
                 found.setdefault(name, {}).update(part)
+                log_line(f"  {name}: {part}")
                 save(options.out, result)
 
             with budget.spending("a variant"):
                 found[name] = isolated(
                     measure, settings | changes, cases, options.kernels, timeout_s=budget.left_s, note=note
                 )
-            for case in options.cases if name != "none" else []:
-                for figure, value in found[name].get(case, {}).items():
-                    if (exact := found.get("none", {}).get(case, {}).get(figure)) is not None:
-                        ratios[f"{case}, {name}: none / quest, {figure.rpartition(',')[0]}"] = exact / value
-            save(options.out, result)
+        for case, name in itertools.product(options.cases, map(str, options.budgets)):
+            for figure, value in found.get(name, {}).get(case, {}).items():
+                if (exact := found.get("none", {}).get(case, {}).get(figure)) is not None:
+                    ratios[f"{case}, {name}: none / quest, {figure.rpartition(',')[0]}"] = exact / value
+        save(options.out, result)
     figures = list(dict.fromkeys((case, figure) for each in found.values() for case in options.cases
                                  for figure in each.get(case, {})))  # fmt: skip
     print_table(

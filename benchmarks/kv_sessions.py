@@ -94,6 +94,7 @@ VARIANTS = (
     Variant("host, leases", has_host=True, has_leases=True),
     Variant("host, leases, prefetch", has_host=True, has_leases=True, prefetches=True),
 )
+_BY_NAME = {variant.name: variant for variant in VARIANTS}
 
 
 def recorded() -> list[list[dict[str, Any]]]:
@@ -440,14 +441,14 @@ def measured(args: argparse.Namespace, sessions: list[list[Turn]]) -> Iterator[d
         runner: Any = load_runner(settings)
         num_pages, host, clock = runner.num_pages, runner.host_memory, Clock()
 
-        def run(variant: Variant, count: int) -> Figures:
+        def run(variant: Variant, count: int, served: list[list[Turn]] = sessions) -> Figures:
             runner.num_pages = min(num_pages, max(count, -(-max_model_len // runner.page_size) + 8))
             with _host_of(runner, host, variant):
                 engine = Engine(settings, runner, (), max_model_len, "", record_events=False)
-                return _serve(sessions, variant, engine, clock, args.tokens_per_block, {})
+                return _serve(served, variant, engine, clock, args.tokens_per_block, {})
 
         try:
-            run(VARIANTS[0], num_pages)  # compiles, and learns rates
+            run(VARIANTS[0], num_pages, [turns[:2] for turns in sessions])  # compiles what the others need
             warm = run(VARIANTS[0], num_pages)
             peak = peak_blocks(warm.spans) * args.tokens_per_block // runner.page_size
             yield from _rows(args, run, warm, peak)
@@ -471,8 +472,8 @@ def _rows(
     """Yields the figures of each over-commit of `peak` pages and variant, beside those of an engine with room."""
     for over_commit in args.over_commit:
         yield _row(over_commit, VARIANTS[0], warm, warm)
-        for variant in VARIANTS[1:]:
-            if variant.name in args.variants:
+        for name in args.variants:
+            if (variant := _BY_NAME[name]) != VARIANTS[0]:
                 yield _row(over_commit, variant, run(variant, int(peak / over_commit)), warm)
 
 
@@ -523,7 +524,7 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="a few sessions, for a test of the script")
     parser.add_argument("--model", default="", help="a name of common/models.py or a folder; none: passes are modelled")
     parser.add_argument("--over-commit", type=float, nargs="+", default=list(OVER_COMMITS), metavar="TIMES")
-    parser.add_argument("--variants", nargs="+", default=[one.name for one in VARIANTS], metavar="NAME")
+    parser.add_argument("--variants", nargs="+", choices=_BY_NAME, default=list(_BY_NAME), help="in this order")
     parser.add_argument("--sessions", type=int, default=25, help="of the 25 that are recorded")
     parser.add_argument("--copies", type=int, default=2, help="of each session, with blocks of its own")
     parser.add_argument("--turns", type=int, default=10**6, help="of each session, at most")
