@@ -2,11 +2,12 @@
 
     python benchmarks/kv_selection.py --model llama-3.1-8b --cases 8x65536,4x130816 --budgets 4096 --out FILE
 
-Each variant is an engine's runner in a process of its own, one after another, with dummy weights. Contexts are not
-computed: the pages get random keys and values and the bounds of those keys, each sequence pages of its own, and it
-begins as one does whose prompt is cached but for its last token. How long a step takes depends neither on their values
-nor on which pages are selected. Budgets come first, and figures are written as they come. Steps are launched one ahead, as an engine does. Attention is that of the layers that
-select, in one CUDA graph: for `none` decode attention, for a budget scores, choice, attention and bounds.
+Each variant is an engine's runner in a process of its own, one after another, with dummy weights; budgets come first,
+and figures are written as they come. Contexts are not computed: the pages get random keys and values and the bounds of
+those keys, each sequence pages of its own, and it begins as one does whose prompt is cached but for its last token. How
+long a step takes depends neither on their values nor on which pages are selected. Steps are launched one ahead, as an
+engine does. Attention is that of the layers that select, in one CUDA graph: for `none` decode attention, for a budget
+scores, choice, attention and bounds.
 """
 
 import itertools

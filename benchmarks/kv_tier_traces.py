@@ -1,18 +1,17 @@
 """Recorded loads on a KV cache that is too small: the GPU alone, with main memory, with a disk, and one that suffices.
 
-    python benchmarks/kv_tier_traces.py --model qwen2.5-7b --load mooncake --over-commit 1,2,4 --out FILE
-    python benchmarks/kv_tier_traces.py --model qwen2.5-7b --load agents --vllm --out FILE
+    python benchmarks/kv_tier_traces.py --model qwen2.5-7b --loads mooncake,agents --over-commit 1,2,4 --peer --out FILE
 
 Loads: `mooncake`, conversations of three turns and more of the Mooncake trace (FAST'25), and `agents`, recorded
 sessions of agents with tools. Both in a closed loop: a conversation sends its next request when it has the answer to
 its last one, and so many of them run at a time. A block of the record has `--tokens-per-block` tokens here, random ones
 of its own; prompts and answers are shorter in proportion. Over-commit is all distinct tokens over those that fit on the
-GPU.
+GPU. Main memory has room for all of them; with a disk below it, for a fourth.
 
 All of our contenders run on one engine, of whose pages, and pages of main memory, a part is taken away, and whose tiers
-are switched off: they differ in nothing else. With `--vllm` the same load is served by vLLM, its cache as large, with
-CPU offloading (kv_offloading_size) and without; it is a process of its own for each cache size. Traces are read from
-../shared/data, or from the file that KV_TIER_LOAD names: what `--extract` has written.
+are switched off: they differ in nothing else. With `--peer` vLLM serves the same loads in caches as large, with its CPU
+offloading (kv_offloading_size) and without: an engine each, of whose blocks a part is taken away in the same way. All
+engines start at the same time and are measured one after another. Traces are read from ../shared/data.
 """
 
 import argparse
@@ -20,34 +19,43 @@ import json
 import lzma
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 from common import engines
+from common.budget import Budget
+from common.isolation import Figures
 from common.models import kv_bytes_per_token, model_folder
-from common.report import integers, log_line, make_parser, percentile, print_table, save
+from common.quiet import measuring
+from common.report import collect, integers, log_line, make_parser, medians_of, percentile, print_table, save, words
+from common.shared_data import find_shared
+from common.targets import Target, print_verdicts
+from common.together import Start, Together
 
-FOLDER = Path(__file__).parents[2] / "shared" / "data"
 TRACES = {"mooncake": "mooncake_conversation_trace.jsonl.xz", "agents": "agent_sessions.jsonl.xz"}
-BLOCK_TOKENS = {"mooncake": 512, "agents": 64}
+TOKENS_PER_BLOCK = {"mooncake": 128, "agents": 32}
+_RECORDED_TOKENS = {"mooncake": 512, "agents": 64}
 """Tokens of a block of the record."""
-TINY_BLOCK_TOKENS = {"mooncake": 128, "agents": 32}
-CONTENDERS = ("GPU", "+ host", "+ host, disk")
 _MOST_BLOCKS = 128
-"""Most tokens of a prompt of the Mooncake trace: longer ones would be most of the cache."""
+"""Most blocks of a prompt of the Mooncake trace: longer ones would be most of the cache."""
 _ANSWER_SHARE = {"mooncake": 4, "agents": 16}
 """Answers are shortened by so much more than prompts: prefill is what caches save."""
+_LARGEST_PAGE = 128
+"""Tokens; a sequence that runs has a part of two pages to itself."""
+_MAX_NUM_SEQS = 16
+_WARMED = 3
+"""Conversations that warm what the first run would pay for."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One request of a conversation."""
 
@@ -55,239 +63,380 @@ class Turn:
     output: int
 
 
-def main() -> None:
-    """Replays the load with all contenders, prints a table, and writes a JSON file."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--load", choices=TRACES, default="agents")
-    parser.add_argument("--conversations", type=int, default=25, help="of the record")
-    parser.add_argument("--concurrency", type=int, default=12, help="conversations at a time")
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Conversations, each in order. Blocks of equal text up to their ends are equal numbers."""
+
+    name: str
+    conversations: Sequence[Sequence[Turn]]
+    tokens_per_block: int
+    concurrency: int
+
+    @property
+    def distinct_tokens(self) -> int:
+        """The tokens of a cache that never has to compute anything twice."""
+        blocks = {block for turns in self.conversations for turn in turns for block in turn.blocks}
+        return len(blocks) * self.tokens_per_block
+
+    def cache_tokens(self, over_commit: int) -> int:
+        """Returns the tokens that fit on the GPU: the longest request always does, and a little for each that runs."""
+        longest = max(
+            len(turn.blocks) * self.tokens_per_block + turn.output for turns in self.conversations for turn in turns
+        )
+        return max(self.distinct_tokens // over_commit, longest + (2 * self.concurrency + 8) * _LARGEST_PAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """The tokens that fit into each tier; None is all that an engine has."""
+
+    name: str
+    device: int | None = None
+    host: int = 0
+    disk: int = 0
+
+
+class Server(Protocol):
+    """An engine in this process."""
+
+    has_work: bool
+
+    def use(self, cache: Cache) -> None:
+        """Empties all tiers, and bounds them."""
+
+    def add(self, name: str, prompt: list[int], output: int) -> None:
+        """Adds a greedy request."""
+
+    def step(self) -> Iterator[tuple[str, bool, int]]:
+        """Yields the requests that made tokens: their names, whether they have ended, and their cached tokens."""
+
+    def loaded(self) -> dict[str, int]:
+        """Returns counts of tokens that only grow; they are reported as shares of all prompt tokens."""
+
+
+def main() -> int:
+    """Replays the loads with all contenders, prints tables, and writes a JSON file."""
+    parser = make_parser(__doc__, starts_peers=True)
+    parser.add_argument("--model", default="qwen2.5-7b", help="a shape, with random weights")
+    parser.add_argument("--loads", type=words, default=list(TRACES), metavar="NAME,...", help="mooncake, agents")
+    parser.add_argument("--conversations", type=integers, default=[24, 12], help="of each load's record")
+    parser.add_argument("--concurrency", type=int, default=8, help="conversations at a time")
     parser.add_argument("--tokens-per-block", type=int, help="of the prompts (default: 128 and 32)")
     parser.add_argument("--over-commit", type=integers, default=[1, 2, 4])
-    parser.add_argument("--extract", type=Path, help="write this load to a file, and do nothing else")
-    parser.add_argument("--vllm", action="store_true", help="vLLM instead, of PEER_SITE")
-    parser.add_argument("--vllm-gib", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=1, help="every other one begins with the last cache")
+    parser.add_argument("--disk-path", help="a folder for the disk's tier (default: a temporary one)")
+    parser.add_argument("--peer", action="store_true", help="vLLM, too, of PEER_SITE")
     args = parser.parse_args()
     if args.smoke:
-        vars(args).update(model="demo", conversations=3, tokens_per_block=4, over_commit=[2])
-    args.tokens_per_block = args.tokens_per_block or TINY_BLOCK_TOKENS[args.load]
-    conversations = read_load(args)
-    if args.extract is not None:
-        rows = [[(turn.blocks, turn.output) for turn in turns] for turns in conversations]
-        args.extract.write_text(json.dumps(rows, separators=(",", ":")))
-    elif args.vllm_gib is not None:
-        print(json.dumps(on_vllm(args, conversations)))
-    else:
-        found = beside_vllm(args, conversations) if args.vllm else replay_all(args, conversations)
-        save(args.out, {"model": args.model, "load": args.load, "runs": found})
-        names = list(next(iter(found.values())))
-        print_table((args.load, *names), [(name, *row.values()) for name, row in found.items()])
+        vars(args).update(model="tiny", conversations=[3, 3], tokens_per_block=4, over_commit=[2], concurrency=2)
+    loads = [read_load(args, *one) for one in zip(args.loads, args.conversations, strict=False)]
+    runs: dict[str, dict[str, list[float]]] = {}
+    result: dict[str, Any] = {"model": args.model, "loads": {load.name: sizes_of(load) for load in loads}}
+
+    def note(label: str, part: Figures) -> None:
+        for name, figures in part.items():
+            collect(runs, name, figures)
+            log_line(f"  {label}: {name}: {figures}")
+        result["runs"] = medians_of(runs)
+        result["ratios"] = ratios_of(result["runs"])
+        save(args.out, result | {"all": runs})
+
+    whole = Budget(args.time_limit_s)
+    budget = Budget(min(args.time_limit_s, args.peer_start_s))
+    with tempfile.TemporaryDirectory() as root, ExitStack() as stack:
+        folder = model_folder(args.model, Path(root))
+        host_bytes = int(1.3 * max(load.distinct_tokens for load in loads) * kv_bytes_per_token(folder))
+        disk_path = args.disk_path or f"{root}/kv"
+        starts: dict[str, Start] = {"ours": (on_ours, (args, loads, root, disk_path, host_bytes))}
+        if args.peer:
+            starts["vLLM + host"] = (on_vllm, (args, loads, folder, host_bytes, True))
+            starts["vLLM"] = (on_vllm, (args, loads, folder, host_bytes, False))
+        together = Together(stack, lambda: budget.left_s, note)
+        for label, start in starts.items():
+            together.start(label, start)
+        ready = together.ready()
+        budget = whole
+        with measuring():
+            together.measure(ready)
+    figures = list(dict.fromkeys(figure for row in result.get("runs", {}).values() for figure in row))
+    print_table(["", *figures], [[name, *map(row.get, figures)] for name, row in result.get("runs", {}).items()])
+    ratios = result.get("ratios", {})
+    print_verdicts("requests/s", ratios, targets_of(ratios))
+    save(args.out, result | {"all": runs, "errors": together.errors})
+    return int(bool(together.errors))
 
 
-def read_load(args: argparse.Namespace) -> list[list[Turn]]:
-    """Returns the conversations, each in order. Blocks of equal text up to their ends are equal numbers."""
-    if named := os.environ.get("KV_TIER_LOAD"):
-        rows = json.loads(Path(named).read_text())
-        return [[Turn(tuple(blocks), output) for blocks, output in turns] for turns in rows]
-    path, shrink = (
-        FOLDER / TRACES[args.load],
-        BLOCK_TOKENS[args.load] / args.tokens_per_block * _ANSWER_SHARE[args.load],
-    )
+def read_load(args: argparse.Namespace, name: str, count: int) -> Load:
+    """Returns the first conversations of a record; without the record they are drawn."""
+    per_block = args.tokens_per_block or TOKENS_PER_BLOCK[name]
+    shrink = _RECORDED_TOKENS[name] / per_block * _ANSWER_SHARE[name]
     by_name: dict[Any, list[Turn]] = defaultdict(list)
-    if not path.is_file():
-        print(f"{path} is not here: conversations are drawn", file=sys.stderr)
-        turns = [[Turn(tuple(range(1000 * n, 1000 * n + 4 * t)), 8) for t in range(1, 9)] for n in range(60)]
-        return turns[: args.conversations]
+    path = find_shared(TRACES[name])
+    if path is None:
+        print(f"shared/data/{TRACES[name]} is not there: conversations are drawn", file=sys.stderr)
+        drawn = [[Turn(tuple(range(1000 * n, 1000 * n + 4 * t)), 8) for t in range(1, 9)] for n in range(count)]
+        return Load(name, drawn, per_block, args.concurrency)
     with lzma.open(path, "rt") as lines:
         for row in map(json.loads, lines):
-            blocks = row["block_ids"] if args.load == "agents" else row["hash_ids"][: row["input_length"] // 512]
+            blocks = row["block_ids"] if name == "agents" else row["hash_ids"][: row["input_length"] // 512]
             # The first block of all Mooncake prompts is the same: the second one names the conversation.
-            name = row["session"] if args.load == "agents" else (blocks[1] if len(blocks) > 1 else None)
-            output = row["output_tokens"] if args.load == "agents" else row["output_length"]
-            if blocks and name is not None and (args.load == "agents" or len(blocks) <= _MOST_BLOCKS):
-                by_name[name].append(Turn(tuple(blocks), max(1, int(output / shrink))))
-    return [turns for turns in by_name.values() if len(turns) > 2][: args.conversations]
+            key = row["session"] if name == "agents" else (blocks[1] if len(blocks) > 1 else None)
+            output = row["output_tokens"] if name == "agents" else row["output_length"]
+            if blocks and key is not None and (name == "agents" or len(blocks) <= _MOST_BLOCKS):
+                by_name[key].append(Turn(tuple(blocks), max(1, int(output / shrink))))
+    conversations = [turns for turns in by_name.values() if len(turns) > 2][:count]
+    return Load(name, conversations, per_block, args.concurrency)
 
 
-def prompt_of(turn: Turn, per_block: int) -> list[int]:
-    """Returns the tokens of a request: those of its blocks, and a last one that is always computed."""
-    tokens = [1]
-    for block in turn.blocks:
-        dice = random.Random(block)
-        tokens += [dice.randrange(3, 1000) for _ in range(per_block)]
-    return tokens
+def sizes_of(load: Load) -> dict[str, int]:
+    """Returns how large a load is."""
+    turns = [turn for turns in load.conversations for turn in turns]
+    return {
+        "requests": len(turns),
+        "distinct tokens": load.distinct_tokens,
+        "prompt tokens": sum(len(turn.blocks) for turn in turns) * load.tokens_per_block,
+        "output tokens": sum(turn.output for turn in turns),
+    }
 
 
-def replay_all(args: argparse.Namespace, conversations: Sequence[Sequence[Turn]]) -> dict[str, dict[str, float]]:
-    """Replays the load with each cache."""
-    from kv_tiers import open_engine  # a peer's process does not see our packages
+def prompts_of(load: Load, number: int) -> list[list[list[int]]]:
+    """Returns the prompts of each conversation: the tokens of their blocks, which differ between runs of other numbers,
+    and a first one.
+    """
+    known: dict[int, list[int]] = {}
 
-    distinct = (
-        len({block for turns in conversations for turn in turns for block in turn.blocks}) * args.tokens_per_block
-    )
-    longest = max(len(turn.blocks) * args.tokens_per_block + turn.output for turns in conversations for turn in turns)
-    found: dict[str, dict[str, float]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        per_token = 1100 if args.model == "demo" else kv_bytes_per_token(str(model_folder(args.model, Path(folder))))
-        needed = int(1.3 * distinct * per_token) + (64 << 20)
-        disk = {"kv_disk_path": f"{folder}/kv", "kv_disk_size": 3 * needed}
-        memory = {"kv_cache_memory": 2 * needed, "kv_host_memory": needed, "max_num_seqs": 16}
-        engine: Any = open_engine(args.model, Path(folder), **memory, **disk)
-        page_tokens, tiers = engine._runner.page_size, engine._tiers
-        num_pages = -(-distinct // page_tokens)
-        least = args.concurrency * 2 + longest // page_tokens + 8
-        log_line(
-            f"{sum(map(len, conversations))} requests, {distinct} distinct tokens, {num_pages} pages of {page_tokens}"
-        )
-        caches = [("infinite", engine._runner.num_pages, 0, 0)]
-        for times in args.over_commit:
-            pages = max(num_pages // times, least)
-            for name, host in zip(CONTENDERS, (0, num_pages, num_pages // 4), strict=True):
-                caches.append((f"{times}x, {name}", pages, host, host if "disk" in name else 0))
-        replay(args, engine, conversations[:3])  # warms what the first run would pay for
-        for name, pages, host, disk_pages in caches:
-            engine.reset_prefix_cache()
-            tiers._host_tier.is_on, tiers._disk_tier.is_on = bool(host), bool(disk_pages)
-            pool, store = engine.scheduler.kv_cache.cache.pool, tiers._host.store
-            taken = [pool.allocate() for _ in range(pool.num_free - pages)]
-            taken_host = [store.allocate() for _ in range(store.num_free - host)] if host else []
-            found[name] = replay(args, engine, conversations)
-            while tiers.are_copying:
-                tiers.wait(1.0)
-                tiers.take(0.0, time.monotonic())
-            pool.release_all(taken)
-            store.release_all(taken_host)
-            log_line(f"{name}: {found[name]['requests/s']:.2f} requests/s")
-            save(args.out, {"model": args.model, "load": args.load, "runs": found})
-    for row in found.values():
-        row["of infinite"] = row["requests/s"] / found["infinite"]["requests/s"]
-    return found
+    def tokens(block: int) -> list[int]:
+        if block not in known:
+            dice = random.Random(f"{number} {block}")
+            known[block] = [dice.randrange(3, 1000) for _ in range(load.tokens_per_block)]
+        return known[block]
+
+    return [
+        [[1, *(token for block in turn.blocks for token in tokens(block))] for turn in turns]
+        for turns in load.conversations
+    ]
 
 
-def replay(args: argparse.Namespace, engine: Any, conversations: Sequence[Sequence[Turn]]) -> dict[str, float]:
-    """Replays conversations in a closed loop on an engine. Returns its figures."""
-    from kv_tiers import add
-
-    waiting = [list(reversed(turns)) for turns in conversations]
-    began_at: dict[str, float] = {}
-    firsts, lengths = list[float](), dict[str, int]()
+def replay(server: Server, load: Load, cache: Cache, number: int) -> dict[str, float]:
+    """Replays conversations in a closed loop. Returns the figures of that run, which has a number of its own."""
+    server.use(cache)
+    prompts = prompts_of(load, number)
+    waiting = [list(range(len(turns)))[::-1] for turns in load.conversations]
+    began_at, lengths, firsts = dict[str, float](), dict[str, int](), list[float]()
     num_prompt = num_cached = num_turns = 0
-    before = engine.stats().kv_tiers.tiers
+    before = server.loaded()
 
-    def send(number: int) -> None:
-        turn = waiting[number].pop()
-        name = f"{number}.{len(waiting[number])}"
-        prompt = prompt_of(turn, args.tokens_per_block)
+    def send(place: int) -> None:
+        turn = waiting[place].pop()
+        name, prompt = f"{place}.{turn}", prompts[place][turn]
         lengths[name], began_at[name] = len(prompt), time.perf_counter()
-        add(engine, name, prompt, turn.output)
+        server.add(name, prompt, load.conversations[place][turn].output)
 
-    idle = list(range(len(conversations)))
+    idle = list(range(len(waiting)))
     began = time.perf_counter()
-    for _ in range(min(args.concurrency, len(idle))):
+    for _ in range(min(load.concurrency, len(idle))):
         send(idle.pop(0))
-    while engine.has_work:
-        for output in engine.step():
-            assert output.finish_reason != "error", output.error
-            if output.token_ids and (at := began_at.pop(output.request_id, None)) is not None:
+    while server.has_work:
+        for name, has_ended, cached in server.step():
+            if (at := began_at.pop(name, None)) is not None:
                 firsts.append(time.perf_counter() - at)
-            if output.finish_reason is None:
+            if not has_ended:
                 continue
             num_turns += 1
-            num_prompt += lengths[output.request_id]
-            num_cached += output.num_cached_tokens
-            number = int(output.request_id.partition(".")[0])
-            if waiting[number]:
-                idle.append(number)  # it waits behind those that have not begun, so that more than fit are alive
+            num_prompt += lengths[name]
+            num_cached += cached
+            place = int(name.partition(".")[0])
+            if waiting[place]:
+                idle.append(place)  # it waits behind those that have not begun, so that more than fit are alive
             if idle:
                 send(idle.pop(0))
     seconds = time.perf_counter() - began
-    counts = {
-        name: (tier.hit_tokens - before[name].hit_tokens, tier.declined_tokens - before[name].declined_tokens)
-        for name, tier in engine.stats().kv_tiers.tiers.items()
-    }
     return {
         "requests/s": num_turns / seconds,
         "seconds": seconds,
-        "hit rate": num_cached / num_prompt,
-        "from host": counts["host"][0] / num_prompt,
-        "from disk": counts["disk"][0] / num_prompt,
-        "declined": sum(declined for _, declined in counts.values()) / num_prompt,
         "TTFT p50 ms": 1000 * median(firsts),
         "TTFT p90 ms": 1000 * percentile(firsts, 0.9),
-        "mismatches": sum(tier.mismatches for tier in engine.stats().kv_tiers.tiers.values()),
+        "hit": num_cached / num_prompt,
+        **{name: (count - before[name]) / num_prompt for name, count in server.loaded().items()},
     }
 
 
-def beside_vllm(args: argparse.Namespace, conversations: Sequence[Sequence[Turn]]) -> dict[str, dict[str, float]]:
-    """Serves the load with vLLM, a process for each cache."""
-    distinct = (
-        len({block for turns in conversations for turn in turns for block in turn.blocks}) * args.tokens_per_block
-    )
-    found: dict[str, dict[str, float]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        per_token = kv_bytes_per_token(str(model_folder(args.model, Path(folder))))
-    for times in args.over_commit:
-        for name, gib in (("+ host", 1.3 * distinct * per_token / (1 << 30)), ("GPU", 0.0)):
-            environment = engines.peer_environment() | {"KV_TIER_GPU_BYTES": str(distinct * per_token // times)}
-            command = [sys.executable, __file__, *sys.argv[1:], f"--vllm-gib={gib}"]
-            ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-            if ended.returncode:
-                print(ended.stderr[-3000:], file=sys.stderr)
-                continue
-            found[f"vLLM, {times}x, {name}"] = json.loads(ended.stdout.splitlines()[-1])
-            log_line(f"vLLM, {times}x, {name}: {found[f'vLLM, {times}x, {name}']}")
-            save(args.out, {"model": args.model, "load": args.load, "runs": found})
+def replay_all(
+    args: argparse.Namespace, server: Server, loads: Sequence[Load], caches: Sequence[Sequence[Cache]], prefix: str = ""
+) -> Iterator[Figures]:
+    """Yields the figures of each load with each of its caches."""
+    yield {}  # the engine is ready
+    first = loads[0]
+    few = Load(first.name, first.conversations[:_WARMED], first.tokens_per_block, first.concurrency)
+    replay(server, few, caches[0][0], 0)
+    number = 0
+    for round_number in range(args.rounds):
+        for load, of_load in zip(loads, caches, strict=True):
+            for cache in of_load[::-1] if round_number % 2 else of_load:
+                number += 1
+                yield {f"{load.name}, {prefix}{cache.name}": replay(server, load, cache, number)}
+
+
+class Ours:
+    """Our engine, whose tiers have room for all."""
+
+    def __init__(self, model: str, root: str, **options: Any) -> None:
+        """Starts it."""
+        from kv_tiers import open_engine  # a peer's process does not see our packages
+
+        self._engine: Any = open_engine(model, Path(root), **options)
+        self._taken: tuple[list[int], list[int]] = ([], [])
+
+    @property
+    def has_work(self) -> bool:
+        """Implements `Server`."""
+        return bool(self._engine.has_work)
+
+    def use(self, cache: Cache) -> None:
+        """Implements `Server`."""
+        tiers = self._engine._tiers
+        pool, store = self._engine.scheduler.kv_cache.cache.pool, tiers._host.store
+        page_tokens = self._engine._runner.page_size
+        while tiers.are_copying:
+            tiers.wait(1.0)
+            tiers.take(0.0, time.monotonic())
+        pool.release_all(self._taken[0])
+        store.release_all(self._taken[1])
+        self._engine.reset_prefix_cache()
+        tiers._host_tier.is_on, tiers._disk_tier.is_on = bool(cache.host), bool(cache.disk)
+        device = pool.num_free if cache.device is None else -(-cache.device // page_tokens)
+        host = -(-cache.host // page_tokens) or store.num_free
+        self._taken = (
+            [pool.allocate() for _ in range(pool.num_free - device)],
+            [store.allocate() for _ in range(store.num_free - host)],
+        )
+
+    def add(self, name: str, prompt: list[int], output: int) -> None:
+        """Implements `Server`."""
+        from kv_tiers import add
+
+        add(self._engine, name, prompt, output)
+
+    def step(self) -> Iterator[tuple[str, bool, int]]:
+        """Implements `Server`."""
+        for output in self._engine.step():
+            assert output.finish_reason != "error", output.error
+            if output.token_ids or output.finish_reason is not None:
+                yield output.request_id, output.finish_reason is not None, output.num_cached_tokens
+
+    def loaded(self) -> dict[str, int]:
+        """Implements `Server`."""
+        tiers = self._engine.stats().kv_tiers.tiers
+        return {
+            "from host": tiers["host"].hit_tokens,
+            "from disk": tiers["disk"].hit_tokens,
+            "declined": sum(tier.declined_tokens for tier in tiers.values()),
+            "mismatches": sum(tier.mismatches for tier in tiers.values()),
+        }
+
+
+def on_ours(
+    args: argparse.Namespace, loads: Sequence[Load], root: str, disk_path: str, host_bytes: int
+) -> Iterator[Figures]:
+    """Serves the loads in this process by our engine."""
+    room = host_bytes + (64 << 20)  # for models whose elements have four bytes, too
+    sizes = {"kv_cache_memory": 2 * room, "kv_host_memory": room, "kv_disk_size": 3 * room}
+    server = Ours(args.model, root, **sizes, kv_disk_path=disk_path, max_num_seqs=_MAX_NUM_SEQS)
+    caches = []
+    for load in loads:
+        of_load, distinct = [Cache("infinite")], load.distinct_tokens
+        for times in args.over_commit:
+            tokens = load.cache_tokens(times)
+            of_load += [
+                Cache(f"{times}x, GPU", tokens),
+                Cache(f"{times}x, + host", tokens, distinct),
+                Cache(f"{times}x, + host, disk", tokens, distinct // 4, distinct),
+            ]
+        caches.append(of_load)
+    yield from replay_all(args, server, loads, caches)
+
+
+class VLLM:
+    """vLLM's engine in this process."""
+
+    def __init__(self, model: str, device_bytes: int, host_bytes: int) -> None:
+        """Starts it; without `host_bytes` it does not offload."""
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        from vllm import EngineArgs, LLMEngine, SamplingParams
+
+        self._params = SamplingParams
+        settings = engines.vllm_keywords(engines.share_of_gpu(device_bytes) | {"max_num_seqs": _MAX_NUM_SEQS})
+        offloading = {"kv_offloading_size": host_bytes / (1 << 30)} if host_bytes else {}
+        self._engine: Any = LLMEngine.from_engine_args(EngineArgs(model=model, **settings, **offloading))
+        self._scheduler = self._engine.engine_core.engine_core.scheduler
+        self._taken: list[Any] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Implements `Server`."""
+        return bool(self._engine.has_unfinished_requests())
+
+    def use(self, cache: Cache) -> None:
+        """Implements `Server`. What is left in main memory is of other tokens, and is evicted first."""
+        for _ in range(20):  # takes in the copies of the last run
+            self._engine.step()
+            time.sleep(0.01)
+        pool = self._scheduler.kv_cache_manager.block_pool
+        pool.free_blocks(self._taken)
+        self._taken = []
+        if not self._engine.reset_prefix_cache(reset_connector=True):
+            log_line("  vLLM has not reset its cache")
+        assert cache.device is not None, cache
+        blocks = -(-cache.device // self._engine.vllm_config.cache_config.block_size)
+        self._taken = pool.get_new_blocks(max(0, pool.get_num_free_blocks() - blocks))
+
+    def add(self, name: str, prompt: list[int], output: int) -> None:
+        """Implements `Server`."""
+        params = self._params(temperature=0.0, max_tokens=output, ignore_eos=True, detokenize=False)
+        self._engine.add_request(name, {"prompt_token_ids": prompt}, params)
+
+    def step(self) -> Iterator[tuple[str, bool, int]]:
+        """Implements `Server`."""
+        for output in self._engine.step():
+            yield output.request_id, output.finished, output.num_cached_tokens or 0
+
+    def loaded(self) -> dict[str, int]:
+        """Implements `Server`: nothing is counted."""
+        return {}
+
+
+def on_vllm(
+    args: argparse.Namespace, loads: Sequence[Load], model: str, host_bytes: int, has_host: bool
+) -> Iterator[Figures]:
+    """Serves the loads in this process by vLLM's engine, step by step."""
+    engines.leave_our_packages()
+    server = VLLM(model, host_bytes, host_bytes * has_host)
+    name = "+ host" if has_host else "GPU"
+    caches = [[Cache(f"{times}x, {name}", load.cache_tokens(times)) for times in args.over_commit] for load in loads]
+    yield from replay_all(args, server, loads, caches, prefix="vLLM, ")
+
+
+def ratios_of(runs: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Returns requests per second over those of an infinite cache, of the GPU alone, and of vLLM with such tiers."""
+    found = dict[str, float]()
+    for name, row in runs.items():
+        load, cache = name.split(", ", 1)
+        others = {"infinite": f"{load}, infinite", "vLLM": f"{load}, vLLM, {cache}"}
+        if "host" in cache:
+            others["GPU"] = f"{load}, {cache.partition(', ')[0]}, GPU"
+        for other, its_name in others.items():
+            if name != its_name and its_name in runs and not cache.startswith("vLLM"):
+                found[f"{name} / {other}"] = row["requests/s"] / runs[its_name]["requests/s"]
     return found
 
 
-def on_vllm(args: argparse.Namespace, conversations: Sequence[Sequence[Turn]]) -> dict[str, float]:
-    """Serves the load in this process by vLLM's engine, step by step, as `replay` does."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    from vllm import EngineArgs, LLMEngine, SamplingParams
-
-    with tempfile.TemporaryDirectory() as folder:
-        gpu_bytes = int(os.environ["KV_TIER_GPU_BYTES"])
-        settings = engines.vllm_keywords(engines.share_of_gpu(gpu_bytes) | {"max_num_seqs": 16})
-        offloading = {"kv_offloading_size": args.vllm_gib} if args.vllm_gib else {}
-        engine = LLMEngine.from_engine_args(
-            EngineArgs(model=str(model_folder(args.model, Path(folder))), **settings, **offloading)
-        )
-        waiting = [list(reversed(turns)) for turns in conversations[:3]]
-        num_turns = num_prompt = num_cached = 0
-
-        def send(number: int) -> None:
-            turn = waiting[number].pop()
-            params = SamplingParams(temperature=0.0, max_tokens=turn.output, ignore_eos=True, detokenize=False)
-            prompt = {"prompt_token_ids": prompt_of(turn, args.tokens_per_block)}
-            engine.add_request(f"{number}.{len(waiting[number])}", prompt, params)
-
-        def run() -> None:
-            nonlocal num_turns, num_prompt, num_cached
-            idle = [number for number, turns in enumerate(waiting) if turns]
-            for _ in range(min(args.concurrency, len(idle))):
-                send(idle.pop(0))
-            while engine.has_unfinished_requests():
-                for output in engine.step():
-                    if not output.finished:
-                        continue
-                    num_turns += 1
-                    num_prompt += len(output.prompt_token_ids)
-                    num_cached += output.num_cached_tokens or 0
-                    number = int(output.request_id.partition(".")[0])
-                    if waiting[number]:
-                        idle.append(number)
-                    if idle:
-                        send(idle.pop(0))
-
-        run()
-        engine.reset_prefix_cache()
-        waiting = [list(reversed(turns)) for turns in conversations]
-        num_turns = num_prompt = num_cached = 0
-        began = time.perf_counter()
-        run()
-        seconds = time.perf_counter() - began
-    return {"requests/s": num_turns / seconds, "seconds": seconds, "hit rate": num_cached / num_prompt}
+def targets_of(ratios: Iterable[str]) -> dict[str, Target]:
+    """Returns the goals that these ratios have."""
+    goals = {"+ host / infinite": 0.9, "/ GPU": 0.995, "/ vLLM": 1.0}
+    return {
+        name: Target(goal, at_least=True) for name in ratios for ending, goal in goals.items() if name.endswith(ending)
+    }
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

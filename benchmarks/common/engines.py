@@ -103,7 +103,7 @@ def load(name: str, model: str, settings: dict[str, Any]) -> Engine:
         ]
     if name in ("ours", "baseline"):
         return _Ours(model, settings)
-    _leave_our_packages()
+    leave_our_packages()
     if base_name(name) == "vllm":
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if name.endswith("-inproc") else "1"
         return _VLLM(model, settings)
@@ -112,7 +112,7 @@ def load(name: str, model: str, settings: dict[str, Any]) -> Engine:
     return engine
 
 
-def _leave_our_packages() -> None:
+def leave_our_packages() -> None:
     """From now on see what a peer's process sees, and let children see it."""
     ours = {os.path.abspath(folder) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     os.environ.update(peer_environment())
