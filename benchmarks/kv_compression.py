@@ -98,10 +98,11 @@ def methods_of(args: argparse.Namespace) -> list[Method]:
         Method("fp8 pages", {"kv_cache_dtype": "fp8"}),
         Method("int4 tiers", {"kv_tier_dtype": "int4"}, kept=lambda sizes: sizes.context * sizes.tier_token_bytes),
     ]
+    sums = {"kv_policy": "h2o", "kv_budget": args.context + 256}  # memory for them, which h2o needs; nothing is evicted
     for policy in ("streaming-llm", "snapkv", "h2o"):
         for divisor in args.budgets:
-            name = f"{policy} 1/{divisor}"
-            found.append(Method(name, policy=policy, share=1 / divisor, kept=_kept_share(divisor)))
+            name, options = f"{policy} 1/{divisor}", sums if policy == "h2o" else {}
+            found.append(Method(name, options, policy=policy, share=1 / divisor, kept=_kept_share(divisor)))
     for divisor in args.budgets:
         tokens = max(64, args.context // divisor // args.page_size * args.page_size)
         options = {"kv_selection": "quest", "kv_selection_budget": tokens}

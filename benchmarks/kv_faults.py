@@ -1,16 +1,20 @@
-"""Flips bits of keys and values on their way between engines, and in main memory: each is found, no text is wrong.
+"""Flips bits of keys and values on their way between engines, in main memory and on a disk: each is found, no text is
+wrong.
 
     python benchmarks/kv_faults.py --flips 500 --out FILE
 
 `transfer`: prompts are computed by another engine or fetched from its prefix cache, and one bit is flipped in the pages
 of the receiving engine after the last byte has come. `swap`: sequences are preempted in a small pool, and one bit of a
-page is flipped in main memory before it comes back. Texts are compared with those of an engine without either. Sources
-are trusted for ever and prefixes are always fetched, so that every flip is tried. Runs on a CPU.
+page is flipped in main memory before it comes back. `host` and `disk`: a prompt's blocks are in that tier alone, and a
+bit of one of its pages is flipped there before it is asked for again. Texts are compared with those of an engine
+without any of these. Sources are trusted for ever and blocks are always fetched, so that every flip is tried. Runs on
+a CPU.
 """
 
 import argparse
 import ctypes
 import logging
+import os
 import random
 import select
 import socket
@@ -18,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +53,7 @@ def main() -> None:
     """Flips, prints a table, and writes a JSON file. The exit status is 1 if a flip was missed or a text was wrong."""
     parser = make_parser(__doc__)
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--parts", default="transfer,swap")
+    parser.add_argument("--parts", default="transfer,swap,host,disk")
     parser.add_argument("--flips", type=int, default=500, help="of each kind")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
@@ -58,9 +63,16 @@ def main() -> None:
     consumer.fetching_pays = lambda *_: True
     logging.disable(logging.ERROR)  # one line a flip
     with tempfile.TemporaryDirectory() as folder:
-        parts = {"transfer": transfers, "swap": swaps}
-        rows = [parts[name](args, Path(folder)) for name in words(args.parts)]
-    save(args.out, {"model": args.model, "seed": args.seed, "rows": rows})
+        parts = {
+            "transfer": transfers,
+            "swap": swaps,
+            "host": partial(tiers, medium="host"),
+            "disk": partial(tiers, medium="disk"),
+        }
+        rows = []
+        for name in words(args.parts):
+            rows.append(parts[name](args, Path(folder)))
+            save(args.out, {"model": args.model, "seed": args.seed, "rows": rows})
     print_table(list(rows[0]), [list(row.values()) for row in rows])
     if any(row["flipped"] != row["found"] or row["wrong_texts"] for row in rows):
         raise SystemExit(1)
@@ -195,6 +207,44 @@ def swaps(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     KVPool.swap = swap  # type: ignore[method-assign]  # the fault is over
     found = engine.stats().kv_tiers.tiers["swap"].mismatches
     return row("swap", flipped, found, wrong, compared, begin_s)
+
+
+def tiers(args: argparse.Namespace, folder: Path, medium: str) -> dict[str, Any]:
+    """Flips bits of pages in main memory, or on the disk, while no other tier has them."""
+    draw, below = random.Random(args.seed), {"kv_disk_path": f"{folder}/{medium}", "kv_disk_size": 40_000_000}
+    memory = {"kv_cache_memory": 40_000_000, "kv_host_memory": 40_000_000}
+    engine: Any = open_engine(args, folder, **memory, **(below if medium == "disk" else {})).engine
+    plain = open_engine(args, folder, kv_cache_memory=40_000_000).engine
+    own, flipped, wrong, begin_s = engine._tiers, 0, 0, time.monotonic()
+    while flipped < args.flips:
+        prompt = [draw.randrange(3, 190) for _ in range(16 * draw.randrange(4, 12) + draw.randrange(1, 16))]
+        engine.reset_prefix_cache()
+        texts(engine, [prompt], 1)  # only pages of the prompt are whole: all are loaded when it comes again
+        while engine.write_behind():
+            own.wait(1.0)
+        engine.scheduler.kv_cache.reset_prefix_cache()
+        bit = 1 << draw.randrange(8)
+        if medium == "disk":
+            own._host.clear()
+            store, page = own._copies.disk, draw.choice(list(own._disk._pages.values()))
+            segment, offset = store.layout.place(page.location)
+            flip_in_file(store._folder.segment(segment), offset + store.layout.header_bytes, store, draw, bit)
+        else:
+            page = own._host.page(draw.choice(own._host.records).key)
+            pages = engine._runner.host_memory.page_memory(page)
+            pages[draw.randrange(len(pages))] ^= bit
+        flipped += 1
+        own._compute_tokens_per_s = engine._rate.tokens_per_s = 1.0  # it is to load, whatever that costs
+        wrong += texts(engine, [prompt], _OUTPUT) != texts(plain, [prompt], _OUTPUT)
+    return row(medium, flipped, own.stats.tiers[medium].mismatches, wrong, flipped, begin_s)
+
+
+def flip_in_file(path: Path, begin: int, store: Any, draw: random.Random, bit: int) -> None:
+    """Flips a bit of a page that begins at this offset of a file."""
+    with path.open("r+b", buffering=0) as file:
+        place = begin + draw.randrange(store.layout.page_bytes)
+        (byte,) = os.pread(file.fileno(), 1, place)
+        os.pwrite(file.fileno(), bytes([byte ^ bit]), place)
 
 
 def row(what: str, flipped: int, found: int, wrong: int, compared: int, begin_s: float) -> dict[str, Any]:

@@ -23,6 +23,7 @@ SCRIPTS = {  # script: what its JSON must hold beside where it was measured
     "interference.py": "chunks",
     "kv_digests.py": "rows",
     "kv_compression.py": "methods",
+    "kv_disk_kills.py": "rows",
     "kv_dtype.py": "engine",
     "kv_faults.py": "rows",
     "kv_groups.py": "layouts",
