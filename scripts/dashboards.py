@@ -304,6 +304,44 @@ ENGINES = Dashboard(
                 ),
             ),
         ),
+        (
+            "Lower tiers of the KV cache",
+            (
+                Panel(
+                    "Tokens from a tier",
+                    (("{{tier}}", rate("mini_infer_engine_kv_tier_hit_tokens_total", ENGINE, "tier")),),
+                    stack=True,
+                    description="A second. What came from the device is not among them.",
+                ),
+                Panel(
+                    "Prefetched tokens",
+                    (
+                        (
+                            "hit {{tier}}",
+                            rate("mini_infer_engine_kv_tier_prefetch_used_tokens_total", ENGINE, "tier"),
+                        ),
+                        (
+                            "not hit {{tier}}",
+                            rate("mini_infer_engine_kv_tier_prefetch_wasted_tokens_total", ENGINE, "tier"),
+                        ),
+                    ),
+                    stack=True,
+                    description="A second, when their prompt has come or their time has passed.",
+                ),
+                Panel(
+                    "Digest mismatches",
+                    (
+                        (
+                            "{{pod}} {{tier}}",
+                            f"sum by (pod, tier) (increase(mini_infer_engine_kv_tier_mismatches_total"
+                            f"{{{ENGINE}}}[$__rate_interval]))",
+                        ),
+                    ),
+                    description="Pages that came back with other bytes and were computed again. After three the tier "
+                    "is off.",
+                ),
+            ),
+        ),
     ),
     (
         ("namespace", "label_values(mini_infer_engine_kv_usage_ratio, namespace)"),

@@ -22,9 +22,13 @@ NOT_SEEN_HERE = {
     "mini_infer_gateway_first_token_apart_seconds_sum": {"kind"},
     "mini_infer_gateway_first_token_apart_seconds_count": {"kind"},
     "mini_infer_operator_reconcile_errors_total": {"reason"},
+    "mini_infer_engine_kv_tier_hit_tokens_total": {"tier"},
+    "mini_infer_engine_kv_tier_prefetch_used_tokens_total": {"tier"},
+    "mini_infer_engine_kv_tier_prefetch_wasted_tokens_total": {"tier"},
+    "mini_infer_engine_kv_tier_mismatches_total": {"tier"},
 }
-"""Metrics that are declared and have no value where nothing was lost and no engine computes for another, with the
-labels that they would have."""
+"""Metrics that are declared and have no value where nothing was lost, no engine computes for another and the KV cache
+has no lower tiers, with the labels that they would have."""
 
 Exported = dict[str, set[str]]
 """Labels by the name of a series."""

@@ -43,6 +43,7 @@ ON_GPU = "## On an NVIDIA GPU"
 PATTERN = [300 + (place * place) % 23 for place in range(24)]
 PROMPTS = [{"prompt_token_ids": PATTERN + [400 + index] * (3 + index) + PATTERN[: 20 + index]} for index in range(3)]
 """With a shared beginning for the prefix cache and a repetition for look-up."""
+LONG_PROMPTS = [{"prompt_token_ids": PATTERN + prompt["prompt_token_ids"] + PATTERN} for prompt in PROMPTS]
 PAIRS = list(itertools.combinations_with_replacement(range(len(FEATURES)), 2))
 GPUS = {pair: math.prod(FEATURES[index].gpus for index in set(pair)) for pair in PAIRS}
 """Of a pair: ranks of stages of engines multiply."""
@@ -117,14 +118,27 @@ def outputs_of(llm: LLM, features: list[Feature]) -> list[Any]:
     """Of this engine."""
     kind = next((each.kind for each in features if each.kind != "generate"), "generate")
     guesses = any(feature.guesses for feature in features)
+    prompts = LONG_PROMPTS if any(feature.is_long for feature in features) else PROMPTS
     if kind == "embed":
-        return llm.embed(PROMPTS, use_tqdm=False)
+        return llm.embed(prompts, use_tqdm=False)
     if kind == "beam_search":
-        return llm.beam_search(PROMPTS, BeamSearchParams(beam_width=2, max_tokens=6, ignore_eos=True))
+        return llm.beam_search(prompts, BeamSearchParams(beam_width=2, max_tokens=6, ignore_eos=True))
     with patch.object(DraftController, "choose", lambda self, *_, **__: self.levels[-1]):
-        outputs = llm.generate(PROMPTS, sampling_of(features), use_tqdm=False)
+        outputs = llm.generate(prompts, sampling_of(features), use_tqdm=False)
+        if any(feature.returns for feature in features):
+            leave_device(llm)
+            outputs = llm.generate(prompts, sampling_of(features), use_tqdm=False)
     assert not guesses or llm.settings.data_parallel_size > 1 or llm._engine.stats().draft_tokens, "nothing was guessed"
     return outputs
+
+
+def leave_device(llm: LLM) -> None:
+    """Has blocks in the lower tiers alone, from which they are loaded whatever that costs."""
+    engine = llm._engine
+    while engine.write_behind():
+        engine._tiers.wait(1.0)
+    engine.scheduler.kv_cache.reset_prefix_cache()
+    engine._tiers._compute_tokens_per_s = engine._rate.tokens_per_s = 1.0
 
 
 @functools.cache

@@ -36,6 +36,10 @@ class Feature:
     """Whether tokens are guessed with it: then always, however long passes take, and there must be guesses."""
     prefill_apart: bool = False
     """Whether another engine of this process computes the prompts: on GPUs tests/gpu2 has two processes for that."""
+    is_long: bool = False
+    """True if prompts are twice as long with it: what it changes begins there."""
+    returns: bool = False
+    """True if prompts come again when the device has no block of theirs any more, and these outputs count."""
     gpus: int = 1
     """That it takes, where it is tried on GPUs."""
 
@@ -49,6 +53,14 @@ FEATURES: tuple[Feature, ...] = (
     Feature("INT4 weights", {"quantization": "int4", "quantization_calibration": "none"}, keeps_text=False),
     Feature("INT8 keys and values", {"kv_cache_dtype": "int8"}, keeps_text=False),
     Feature("FP8 keys and values", {"kv_cache_dtype": "fp8"}, keeps_text=False),
+    Feature("INT4 tier in main memory", {"enable_prefix_caching": True, "kv_host_memory": 40_000_000,
+            "kv_tier_dtype": "int4", "page_size": 16}, keeps_text=False, returns=True,
+            shows=lambda output: output.cached_tokens_details.host > 0),
+    Feature("page selection", {"kv_selection": "quest", "kv_selection_budget": 64, "page_size": 16},
+            keeps_text=False, is_long=True),
+    Feature("eviction: SnapKV", sampling={"kv_policy": "snapkv", "kv_budget": 72}, keeps_text=False, is_long=True),
+    Feature("eviction: StreamingLLM", sampling={"kv_policy": "streaming-llm", "kv_budget": 48}, keeps_text=False,
+            is_long=True),
     Feature("speculation: look-up", {"speculative_method": "ngram", "prompt_lookup_min": 1}, guesses=True),
     Feature("speculation: draft model", {"speculative_model": "demo-draft"}, guesses=True),
     Feature("speculation: head", {"speculative_method": "head", "speculative_model": "demo-head"}, guesses=True),
