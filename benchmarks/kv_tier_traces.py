@@ -363,11 +363,14 @@ class VLLM:
         """Starts it; without `host_bytes` it does not offload."""
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         from vllm import EngineArgs, LLMEngine, SamplingParams
+        from vllm.usage.usage_lib import UsageContext
 
         self._params = SamplingParams
         settings = engines.vllm_keywords(engines.share_of_gpu(device_bytes) | {"max_num_seqs": _MAX_NUM_SEQS})
         offloading = {"kv_offloading_size": host_bytes / (1 << 30)} if host_bytes else {}
-        self._engine: Any = LLMEngine.from_engine_args(EngineArgs(model=model, **settings, **offloading))
+        arguments = EngineArgs(model=model, **settings, **offloading)
+        # Tokens of a step as vLLM chooses them where throughput counts.
+        self._engine: Any = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
         self._scheduler = self._engine.engine_core.engine_core.scheduler
         self._taken: list[Any] = []
 
