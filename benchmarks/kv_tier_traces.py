@@ -17,7 +17,6 @@ engines start at the same time and are measured one after another. Traces are re
 import argparse
 import json
 import lzma
-import os
 import random
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 from common import engines
 from common.budget import Budget
@@ -38,6 +37,7 @@ from common.quiet import measuring
 from common.report import collect, integers, log_line, make_parser, medians_of, percentile, print_table, save, words
 from common.shared_data import find_shared
 from common.targets import Target, print_verdicts
+from common.tiered_engines import MAX_NUM_SEQS, VLLM, Cache, Ours, Server
 from common.together import Start, Together
 
 TRACES = {"mooncake": "mooncake_conversation_trace.jsonl.xz", "agents": "agent_sessions.jsonl.xz"}
@@ -50,7 +50,6 @@ _ANSWER_SHARE = {"mooncake": 4, "agents": 16}
 """Answers are shortened by so much more than prompts: prefill is what caches save."""
 _LARGEST_PAGE = 128
 """Tokens; a sequence that runs has a part of two pages to itself."""
-_MAX_NUM_SEQS = 16
 _WARMED = 3
 """Conversations that warm what the first run would pay for."""
 
@@ -86,34 +85,6 @@ class Load:
         return max(self.distinct_tokens // over_commit, longest + (2 * self.concurrency + 8) * _LARGEST_PAGE)
 
 
-@dataclass(frozen=True, slots=True)
-class Cache:
-    """The tokens that fit into each tier; None is all that an engine has."""
-
-    name: str
-    device: int | None = None
-    host: int = 0
-    disk: int = 0
-
-
-class Server(Protocol):
-    """An engine in this process."""
-
-    has_work: bool
-
-    def use(self, cache: Cache) -> None:
-        """Empties all tiers, and bounds them."""
-
-    def add(self, name: str, prompt: list[int], output: int) -> None:
-        """Adds a greedy request."""
-
-    def step(self) -> Iterator[tuple[str, bool, int]]:
-        """Yields the requests that made tokens: their names, whether they have ended, and their cached tokens."""
-
-    def loaded(self) -> dict[str, int]:
-        """Returns counts of tokens that only grow; they are reported as shares of all prompt tokens."""
-
-
 def main() -> int:
     """Replays the loads with all contenders, prints tables, and writes a JSON file."""
     parser = make_parser(__doc__, starts_peers=True)
@@ -126,7 +97,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1, help="every other one begins with the last cache")
     parser.add_argument("--disk-path", help="a folder for the disk's tier (default: a temporary one)")
     parser.add_argument("--peer", action="store_true", help="vLLM, too, of PEER_SITE")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="PNG of requests per second")
+    parser.add_argument("--figures", type=Path, metavar="FILE", help="measure nothing: show what --out has written")
     args = parser.parse_args()
+    if args.figures is not None:
+        show(json.loads(args.figures.read_text()), args.picture)
+        return 0
     if args.smoke:
         vars(args).update(model="tiny", conversations=[3, 3], tokens_per_block=4, over_commit=[2], concurrency=2)
     loads = [read_load(args, *one) for one in zip(args.loads, args.conversations, strict=False)]
@@ -158,11 +134,8 @@ def main() -> int:
         budget = whole
         with measuring():
             together.measure(ready)
-    figures = list(dict.fromkeys(figure for row in result.get("runs", {}).values() for figure in row))
-    print_table(["", *figures], [[name, *map(row.get, figures)] for name, row in result.get("runs", {}).items()])
-    ratios = result.get("ratios", {})
-    print_verdicts("requests/s", ratios, targets_of(ratios))
     save(args.out, result | {"all": runs, "errors": together.errors})
+    show(result, args.picture)
     return int(bool(together.errors))
 
 
@@ -277,71 +250,13 @@ def replay_all(
                 yield {f"{load.name}, {prefix}{cache.name}": replay(server, load, cache, number)}
 
 
-class Ours:
-    """Our engine, whose tiers have room for all."""
-
-    def __init__(self, model: str, root: str, **options: Any) -> None:
-        """Starts it."""
-        from kv_tiers import open_engine  # a peer's process does not see our packages
-
-        self._engine: Any = open_engine(model, Path(root), **options)
-        self._taken: tuple[list[int], list[int]] = ([], [])
-
-    @property
-    def has_work(self) -> bool:
-        """Implements `Server`."""
-        return bool(self._engine.has_work)
-
-    def use(self, cache: Cache) -> None:
-        """Implements `Server`."""
-        tiers = self._engine._tiers
-        pool, store = self._engine.scheduler.kv_cache.cache.pool, tiers._host.store
-        page_tokens = self._engine._runner.page_size
-        while tiers.are_copying:
-            tiers.wait(1.0)
-            tiers.take(0.0, time.monotonic())
-        pool.release_all(self._taken[0])
-        store.release_all(self._taken[1])
-        self._engine.reset_prefix_cache()
-        tiers._host_tier.is_on, tiers._disk_tier.is_on = bool(cache.host), bool(cache.disk)
-        device = pool.num_free if cache.device is None else -(-cache.device // page_tokens)
-        host = -(-cache.host // page_tokens) or store.num_free
-        self._taken = (
-            [pool.allocate() for _ in range(pool.num_free - device)],
-            [store.allocate() for _ in range(store.num_free - host)],
-        )
-
-    def add(self, name: str, prompt: list[int], output: int) -> None:
-        """Implements `Server`."""
-        from kv_tiers import add
-
-        add(self._engine, name, prompt, output)
-
-    def step(self) -> Iterator[tuple[str, bool, int]]:
-        """Implements `Server`."""
-        for output in self._engine.step():
-            assert output.finish_reason != "error", output.error
-            if output.token_ids or output.finish_reason is not None:
-                yield output.request_id, output.finish_reason is not None, output.num_cached_tokens
-
-    def loaded(self) -> dict[str, int]:
-        """Implements `Server`."""
-        tiers = self._engine.stats().kv_tiers.tiers
-        return {
-            "from host": tiers["host"].hit_tokens,
-            "from disk": tiers["disk"].hit_tokens,
-            "declined": sum(tier.declined_tokens for tier in tiers.values()),
-            "mismatches": sum(tier.mismatches for tier in tiers.values()),
-        }
-
-
 def on_ours(
     args: argparse.Namespace, loads: Sequence[Load], root: str, disk_path: str, host_bytes: int
 ) -> Iterator[Figures]:
     """Serves the loads in this process by our engine."""
     room = host_bytes + (64 << 20)  # for models whose elements have four bytes, too
     sizes = {"kv_cache_memory": 2 * room, "kv_host_memory": room, "kv_disk_size": 3 * room}
-    server = Ours(args.model, root, **sizes, kv_disk_path=disk_path, max_num_seqs=_MAX_NUM_SEQS)
+    server = Ours(args.model, root, **sizes, kv_disk_path=disk_path, max_num_seqs=MAX_NUM_SEQS)
     caches = []
     for load in loads:
         of_load, distinct = [Cache("infinite")], load.distinct_tokens
@@ -354,58 +269,6 @@ def on_ours(
             ]
         caches.append(of_load)
     yield from replay_all(args, server, loads, caches)
-
-
-class VLLM:
-    """vLLM's engine in this process."""
-
-    def __init__(self, model: str, device_bytes: int, host_bytes: int) -> None:
-        """Starts it; without `host_bytes` it does not offload."""
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        from vllm import EngineArgs, LLMEngine, SamplingParams
-        from vllm.usage.usage_lib import UsageContext
-
-        self._params = SamplingParams
-        settings = engines.vllm_keywords(engines.share_of_gpu(device_bytes) | {"max_num_seqs": _MAX_NUM_SEQS})
-        offloading = {"kv_offloading_size": host_bytes / (1 << 30)} if host_bytes else {}
-        arguments = EngineArgs(model=model, **settings, **offloading)
-        # Tokens of a step as vLLM chooses them where throughput counts.
-        self._engine: Any = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
-        self._scheduler = self._engine.engine_core.engine_core.scheduler
-        self._taken: list[Any] = []
-
-    @property
-    def has_work(self) -> bool:
-        """Implements `Server`."""
-        return bool(self._engine.has_unfinished_requests())
-
-    def use(self, cache: Cache) -> None:
-        """Implements `Server`. What is left in main memory is of other tokens, and is evicted first."""
-        for _ in range(20):  # takes in the copies of the last run
-            self._engine.step()
-            time.sleep(0.01)
-        pool = self._scheduler.kv_cache_manager.block_pool
-        pool.free_blocks(self._taken)
-        self._taken = []
-        if not self._engine.reset_prefix_cache(reset_connector=True):
-            log_line("  vLLM has not reset its cache")
-        assert cache.device is not None, cache
-        blocks = -(-cache.device // self._engine.vllm_config.cache_config.block_size)
-        self._taken = pool.get_new_blocks(max(0, pool.get_num_free_blocks() - blocks))
-
-    def add(self, name: str, prompt: list[int], output: int) -> None:
-        """Implements `Server`."""
-        params = self._params(temperature=0.0, max_tokens=output, ignore_eos=True, detokenize=False)
-        self._engine.add_request(name, {"prompt_token_ids": prompt}, params)
-
-    def step(self) -> Iterator[tuple[str, bool, int]]:
-        """Implements `Server`."""
-        for output in self._engine.step():
-            yield output.request_id, output.finished, output.num_cached_tokens or 0
-
-    def loaded(self) -> dict[str, int]:
-        """Implements `Server`: nothing is counted."""
-        return {}
 
 
 def on_vllm(
@@ -439,6 +302,43 @@ def targets_of(ratios: Iterable[str]) -> dict[str, Target]:
     return {
         name: Target(goal, at_least=True) for name in ratios for ending, goal in goals.items() if name.endswith(ending)
     }
+
+
+def show(result: dict[str, Any], picture: Path | None) -> None:
+    """Prints the tables of a result, and draws it."""
+    runs, ratios = result.get("runs", {}), result.get("ratios", {})
+    figures = list(dict.fromkeys(figure for row in runs.values() for figure in row))
+    print_table(["", *figures], [[name, *map(row.get, figures)] for name, row in runs.items()])
+    print_verdicts("requests/s", ratios, targets_of(ratios))
+    if picture is not None:
+        plot(runs, picture)
+
+
+def plot(runs: dict[str, dict[str, float]], path: Path) -> None:
+    """Draws requests per second of each load by over-commit, and those of an infinite cache as a line."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    loads = list(dict.fromkeys(name.split(", ")[0] for name in runs))
+    drawn, panels = pyplot.subplots(1, len(loads), figsize=(5 * len(loads), 3.4), squeeze=False)
+    for panel, load in zip(panels[0], loads, strict=True):
+        rates = {name.split(", ", 1)[1]: row["requests/s"] for name, row in runs.items() if name.startswith(load)}
+        panel.axhline(rates.pop("infinite", 0.0), color="black", linewidth=0.8, label="infinite cache")
+        cells = {name: name.removeprefix("vLLM, ").partition(", ") for name in rates}
+        times = list(dict.fromkeys(cell[0] for cell in cells.values()))
+        kinds = list(dict.fromkeys((name.startswith("vLLM"), cell[2]) for name, cell in cells.items()))
+        for place, (is_peer, tiers) in enumerate(kinds):
+            names = [f"{'vLLM, ' * is_peer}{one}, {tiers}" for one in times]
+            middles = [number + (place - (len(kinds) - 1) / 2) * 0.8 / len(kinds) for number in range(len(times))]
+            label = f"{'vLLM, ' * is_peer}{tiers}"
+            panel.bar(middles, [rates.get(name, 0.0) for name in names], 0.8 / len(kinds), label=label)
+        panel.set_xticks(range(len(times)), [f"{one} over-committed" for one in times], fontsize=8)
+        panel.set_title(f"{load}, requests/s", fontsize=10)
+    panels[0][-1].legend(fontsize=7, loc="lower left")
+    drawn.tight_layout()
+    drawn.savefig(path, dpi=80)
 
 
 if __name__ == "__main__":
