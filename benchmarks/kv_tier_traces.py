@@ -255,7 +255,7 @@ def on_ours(
 ) -> Iterator[Figures]:
     """Serves the loads in this process by our engine."""
     room = host_bytes + (64 << 20)  # for models whose elements have four bytes, too
-    sizes = {"kv_cache_memory": 2 * room, "kv_host_memory": room, "kv_disk_size": 3 * room}
+    sizes = {"kv_cache_memory": room, "kv_host_memory": room, "kv_disk_size": 3 * room}
     server = Ours(args.model, root, **sizes, kv_disk_path=disk_path, max_num_seqs=MAX_NUM_SEQS)
     caches = []
     for load in loads:
@@ -336,7 +336,7 @@ def plot(runs: dict[str, dict[str, float]], path: Path) -> None:
             panel.bar(middles, [rates.get(name, 0.0) for name in names], 0.8 / len(kinds), label=label)
         panel.set_xticks(range(len(times)), [f"{one} over-committed" for one in times], fontsize=8)
         panel.set_title(f"{load}, requests/s", fontsize=10)
-    panels[0][-1].legend(fontsize=7, loc="lower left")
+    panels[0][0].legend(fontsize=7, loc="lower left")
     drawn.tight_layout()
     drawn.savefig(path, dpi=80)
 
