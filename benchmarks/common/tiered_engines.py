@@ -49,7 +49,9 @@ class Ours:
         from kv_tiers import open_engine  # a peer's process does not see our packages
 
         self._engine: Any = open_engine(model, Path(root), **options)
-        self._taken: tuple[list[int], list[int]] = ([], [])
+        self._stores = (self._engine.scheduler.kv_cache.cache.pool, self._engine._tiers._host.store)
+        self._num_pages = [store.num_pages for store in self._stores]
+        self._taken: tuple[list[int], ...] = ([], [])
 
     @property
     def has_work(self) -> bool:
@@ -58,22 +60,26 @@ class Ours:
 
     def use(self, cache: Cache) -> None:
         """Implements `Server`."""
-        tiers = self._engine._tiers
-        pool, store = self._engine.scheduler.kv_cache.cache.pool, tiers._host.store
-        page_tokens = self._engine._runner.page_size
+        tiers, page_tokens = self._engine._tiers, self._engine._runner.page_size
         while tiers.are_copying:
             tiers.wait(1.0)
             tiers.take(0.0, time.monotonic())
-        pool.release_all(self._taken[0])
-        store.release_all(self._taken[1])
+        for store, taken, count in zip(self._stores, self._taken, self._num_pages, strict=True):
+            store.release_all(taken)
+            store.num_pages = count
         self._engine.reset_prefix_cache()
         tiers._host_tier.is_on, tiers._disk_tier.is_on = bool(cache.host), bool(cache.disk)
-        device = pool.num_free if cache.device is None else -(-cache.device // page_tokens)
-        host = -(-cache.host // page_tokens) or store.num_free
-        self._taken = (
-            [pool.allocate() for _ in range(pool.num_free - device)],
-            [store.allocate() for _ in range(store.num_free - host)],
+        counts = [
+            -(-tokens // page_tokens) if tokens else store.num_free
+            for store, tokens in zip(self._stores, (cache.device, cache.host), strict=True)
+        ]
+        self._taken = tuple(
+            [store.allocate() for _ in range(store.num_free - count)]
+            for store, count in zip(self._stores, counts, strict=True)
         )
+        for store, count in zip(self._stores, counts, strict=True):
+            store.num_pages = count  # what is to be copied, and when, depends on these numbers
+        tiers._host.num_pages = counts[1]
 
     def add(self, name: str, prompt: list[int], output: int) -> None:
         """Implements `Server`."""

@@ -55,7 +55,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature("FP8 keys and values", {"kv_cache_dtype": "fp8"}, keeps_text=False),
     Feature("INT4 tier in main memory", {"enable_prefix_caching": True, "kv_host_memory": 40_000_000,
             "kv_tier_dtype": "int4", "page_size": 16}, keeps_text=False, returns=True,
-            shows=lambda output: output.cached_tokens_details.host > 0),
+            shows=lambda output: output.cached_tokens_details.host > 0 or output.prompt_logprobs is not None),
     Feature("page selection", {"kv_selection": "quest", "kv_selection_budget": 64, "page_size": 16},
             keeps_text=False, is_long=True),
     Feature("eviction: SnapKV", sampling={"kv_policy": "snapkv", "kv_budget": 72}, keeps_text=False, is_long=True),
