@@ -39,7 +39,8 @@ class Feature:
     is_long: bool = False
     """True if prompts are twice as long with it: what it changes begins there."""
     returns: bool = False
-    """True if prompts come again when the device has no block of theirs any more, and these outputs count."""
+    """True if prompts come again when the device has no block of theirs any more, and these outputs count: blocks must
+    have come from main memory."""
     gpus: int = 1
     """That it takes, where it is tried on GPUs."""
 
@@ -54,8 +55,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature("INT8 keys and values", {"kv_cache_dtype": "int8"}, keeps_text=False),
     Feature("FP8 keys and values", {"kv_cache_dtype": "fp8"}, keeps_text=False),
     Feature("INT4 tier in main memory", {"enable_prefix_caching": True, "kv_host_memory": 40_000_000,
-            "kv_tier_dtype": "int4", "page_size": 16}, keeps_text=False, returns=True,
-            shows=lambda output: output.cached_tokens_details.host > 0 or output.prompt_logprobs is not None),
+            "kv_tier_dtype": "int4", "page_size": 16}, keeps_text=False, returns=True),
     Feature("page selection", {"kv_selection": "quest", "kv_selection_budget": 64, "page_size": 16},
             keeps_text=False, is_long=True),
     Feature("eviction: SnapKV", sampling={"kv_policy": "snapkv", "kv_budget": 72}, keeps_text=False, is_long=True),

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import transformers
 
 from mini_infer_engine import LLM, SamplingParams
 from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.core.speculation.controller import DraftController
 from tests.support.tiny_models import DEEPSEEK, save_tiny_model
 
 PROMPTS = [[random.Random(length).randrange(3, 199) for _ in range(length)] for length in (170, 141, 66)]
@@ -94,6 +96,22 @@ def test_texts_are_unchanged_when_sequences_with_budgets_are_preempted(
     scheduler = llm._engine.scheduler
     assert scheduler.num_preemptions > 0
     assert (scheduler.kv_cache.num_swaps > 0) == (swap_memory > 0 and policy["kv_policy"] != "h2o")
+
+
+@policies
+def test_texts_are_unchanged_when_the_engine_speculates_for_others(policy: dict[str, Any], open_llm: Open) -> None:
+    prompts, repeated = PROMPTS[:2], [7, 8, 9, 10] * 20
+    settings: dict[str, Any] = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True}
+    params = [SamplingParams(**settings, **policy)] * 2 + [SamplingParams(**settings, kv_policy="full")]
+
+    def made(llm: LLM) -> list[list[int]]:
+        inputs = [{"prompt_token_ids": prompt} for prompt in (*prompts, repeated)]
+        return [list(output.outputs[0].token_ids) for output in llm.generate(inputs, params, use_tqdm=False)]
+
+    guessing = open_llm(speculative_method="ngram", num_speculative_tokens=3, prompt_lookup_min=1)
+    with patch.object(DraftController, "choose", lambda self, *_, **__: self.levels[-1]):
+        assert made(guessing) == made(open_llm())
+    assert guessing._engine.stats().draft_tokens > 0  # type: ignore[union-attr]  # it is one engine
 
 
 @policies

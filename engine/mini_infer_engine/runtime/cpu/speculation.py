@@ -135,6 +135,8 @@ class TorchSpeculation:
                 slot.history[slot.position :] = [slot.last_token, *tokens]
             slot.kv_length = row.start + row.count - row.num_samples + len(tokens)
             slot.position = slot.kv_length + row.position_offset
+            if row.compaction is not None:  # the offset of later rows has what was evicted
+                slot.kv_length = row.compaction.num_kept
             slot.output_index, slot.last_token = row.output_index + len(tokens), tokens[-1]
             made.append(tokens)
         return made
