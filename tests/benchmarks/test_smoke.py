@@ -29,7 +29,6 @@ SCRIPTS = {  # script: what its JSON must hold beside where it was measured
     "kv_groups.py": "layouts",
     "kv_selection.py": "variants",
     "kv_selection_quality.py": "page sizes",
-    "kv_tier_traces.py": "runs",
     "kv_tier_soak.py": "rows",
     "kv_transfer.py": "transports",
     "logprobs.py": "ratios",
@@ -127,6 +126,17 @@ def test_groups_of_engines_beside_a_peer(tmp_path: Path) -> None:
     assert set(result["ratios"]) == {"tiny x1", "tiny", "tiny w8a8-int8"}
     assert {"start s", "w1 tok_s"} <= set(result["ratios"]["tiny"])
     assert table.count("ours / vLLM") == 3
+
+
+def test_recorded_loads_beside_a_peer(tmp_path: Path) -> None:
+    """Each load and cache has figures of both engines, and the ratios that are wanted."""
+    peer = {"PEER_SITE": str(ROOT / "tests" / "benchmarks" / "peer")}
+    result, table = run("kv_tier_traces.py", tmp_path / "out.json", "--peer", **peer)
+    assert not result["errors"]
+    caches = ("infinite", "2x, GPU", "2x, + host", "2x, + host, disk", "vLLM, 2x, GPU", "vLLM, 2x, + host")
+    assert set(result["runs"]) == {f"{load}, {cache}" for load in ("mooncake", "agents") for cache in caches}
+    assert {"mooncake, 2x, + host / vLLM", "agents, 2x, + host / infinite"} <= set(result["ratios"])
+    assert table.count("/ vLLM") == 4
 
 
 def test_a_benchmark_writes_its_result_when_its_time_is_over(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join([os.environ["PYTHONPATH"], *PARTS])
 
 from mini_infer_engine import LLM as OURS  # noqa: E402
 from mini_infer_engine import SamplingParams as SamplingParams  # noqa: E402
+from vllm.stepped import EngineArgs as EngineArgs  # noqa: E402
+from vllm.stepped import LLMEngine as LLMEngine  # noqa: E402
 
 SMOKE = {"device": "cpu", "dtype": "float32", "max_model_len": 512, "kv_cache_memory": 4_000_000}
 
