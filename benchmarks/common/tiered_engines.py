@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,10 +49,13 @@ class Ours:
         """Starts it."""
         from kv_tiers import open_engine  # a peer's process does not see our packages
 
+        from mini_infer_engine.core.kv_tiers.write_behind import stores_all
+
         self._engine: Any = open_engine(model, Path(root), **options)
         self._stores = (self._engine.scheduler.kv_cache.cache.pool, self._engine._tiers._host.store)
         self._num_pages = [store.num_pages for store in self._stores]
         self._taken: tuple[list[int], ...] = ([], [])
+        self._stores_all = stores_all
 
     @property
     def has_work(self) -> bool:
@@ -80,6 +84,8 @@ class Ours:
         for store, count in zip(self._stores, counts, strict=True):
             store.num_pages = count  # what is to be copied, and when, depends on these numbers
         tiers._host.num_pages = counts[1]
+        is_large = bool(cache.host) and self._stores_all(*counts)
+        self._engine.scheduler.kv_cache.cache.whole_pages = deque(maxlen=counts[0]) if is_large else None
 
     def add(self, name: str, prompt: list[int], output: int) -> None:
         """Implements `Server`."""
