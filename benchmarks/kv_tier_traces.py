@@ -6,7 +6,7 @@ Loads: `mooncake`, conversations of three turns and more of the Mooncake trace (
 sessions of agents with tools. Both in a closed loop: a conversation sends its next request when it has the answer to
 its last one, and so many of them run at a time. A block of the record has `--tokens-per-block` tokens here, random ones
 of its own; prompts and answers are shorter in proportion. Over-commit is all distinct tokens over those that fit on the
-GPU. Main memory has room for all of them and a quarter more; with a disk below it, for a fourth of them.
+GPU. Main memory has room for all of them and a quarter more; with a disk below it, for a little more than half of them.
 
 All of our contenders run on one engine, of whose pages, and pages of main memory, a part is taken away, and whose tiers
 are switched off: they differ in nothing else. With `--peer` vLLM serves the same loads in caches as large, with its CPU
@@ -265,7 +265,7 @@ def on_ours(
             of_load += [
                 Cache(f"{times}x, GPU", tokens),
                 Cache(f"{times}x, + host", tokens, distinct * 5 // 4),
-                Cache(f"{times}x, + host, disk", tokens, distinct // 4, distinct),
+                Cache(f"{times}x, + host, disk", tokens, distinct * 9 // 16, distinct),
             ]
         caches.append(of_load)
     yield from replay_all(args, server, loads, caches)
