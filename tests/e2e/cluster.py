@@ -161,6 +161,10 @@ class NodeCluster(Cluster):
         """SIGSTOP to all processes of a container, as the kubelet names it: `containerd://...`."""
         self._signal(container_id, "SIGSTOP")
 
+    def continue_container(self, container_id: str) -> None:
+        """SIGCONT to all processes of a container that was stopped."""
+        self._signal(container_id, "SIGCONT")
+
     def kill_container(self, container_id: str) -> None:
         """SIGKILL to all processes of a container."""
         self._signal(container_id, "SIGKILL")

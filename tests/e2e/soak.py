@@ -26,6 +26,13 @@ NAME = "soak"
 PAUSE_S = 0.5
 """Between steps. Load goes on through all of them, so what a step breaks later is counted with the next one."""
 
+STALL_S = 25.0
+"""Without an answer: an engine that hangs is silent for a minute before it is ended."""
+SEEN_S = 10.0
+"""Until a kubelet that ends a container has said so."""
+HANG_LIMIT_S = 150.0
+"""That minute, the grace period, and the new start."""
+
 
 def engine_image() -> str:
     """As the cluster has it."""
@@ -89,6 +96,11 @@ class Service:
         found = self.cluster.read("Pod", self._namespace, labels=f"serving.mini-infer.io/service={NAME}")
         return sorted(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
+    def _containers(self) -> dict[str, str]:
+        """Returns the container of each engine that stays, by pod: another one after a restart."""
+        staying = [pod for pod in self.pods() if not is_leaving(pod)]
+        return {pod["metadata"]["name"]: pod["status"]["containerStatuses"][0]["containerID"] for pod in staying}
+
     def begin_edit(self) -> None:
         """A new revision is to take the place of the old one."""
         self.apply(engine={**self._spec["unified"]["engine"], "maxNumSeqs": 8 + int(time.time()) % 200})
@@ -149,6 +161,19 @@ class Service:
             self.cluster.kubectl("uncordon", node)
         self.ready()
 
+    def stall_the_engines(self) -> None:
+        """All of them stop for as long as a starved node may leave them without time: they go on, none is ended."""
+        assert isinstance(self.cluster, NodeCluster), "only who has the node can stop the first process of a container"
+        before = self._containers()
+        for container in before.values():
+            self.cluster.stop_container(container)
+        time.sleep(STALL_S)
+        for container in before.values():
+            self.cluster.continue_container(container)
+        time.sleep(SEEN_S)
+        assert self._containers() == before
+        self.ready()
+
     def hang_an_engine(self) -> None:
         """All of its processes are stopped: it takes connections, and nothing comes back until its probe ends it."""
         assert isinstance(self.cluster, NodeCluster), "only who has the node can stop the first process of a container"
@@ -161,7 +186,7 @@ class Service:
             (now,) = found["status"]["containerStatuses"]
             return bool(now["restartCount"] > container["restartCount"])
 
-        wait_until("the engine that hangs to be started anew", restarted, 90)
+        wait_until("the engine that hangs to be started anew", restarted, HANG_LIMIT_S)
         self.ready()
 
     def lose_the_operator(self) -> None:
@@ -202,7 +227,13 @@ class Service:
 
     def long_steps(self) -> list[Callable[[], None]]:
         """As well, with those that take a while or a node of our own."""
-        return [*self.steps(), self.drain_the_node, self.hang_an_engine, self.roll_the_operator]
+        return [
+            *self.steps(),
+            self.drain_the_node,
+            self.hang_an_engine,
+            self.stall_the_engines,
+            self.roll_the_operator,
+        ]
 
     def _roll(self, part: str) -> None:
         self.cluster.kubectl("rollout", "restart", f"deployment/mini-infer-{part}", "-n", self._system)

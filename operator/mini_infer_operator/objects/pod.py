@@ -58,6 +58,13 @@ request.
 """
 EXIT_S = 3
 """Seconds of the grace period reserved for the process to end after its drain."""
+ALIVE_TIMEOUT_S, READY_TIMEOUT_S = 20, 10
+"""Seconds that an engine has to answer a probe of liveness and of readiness; three failures in a row count.
+
+A refusal (503, a closed port) is the engine's own word and counts at once. Silence may be a node without time for
+anybody, which ending an engine makes worse: only a minute of it is an engine that hangs. Gateways notice sooner, and
+avoid a silent engine if another one answers.
+"""
 HUNG_GRACE_S = 15
 """Grace period in seconds if the liveness probe fails: an engine that is dead or hangs has nothing to finish, and would
 occupy its GPU for as long as a drain may take.
@@ -263,12 +270,12 @@ def _serving(launch: Launch) -> dict[str, Any]:
 
 def _probes(overrides: Mapping[str, Any], port: int | str) -> dict[str, Any]:
     probes = {
-        "startupProbe": _probe(READY_PATH, port, period_s=1, failures=START_LIMIT_S),
+        "startupProbe": _probe(READY_PATH, port, period_s=1, timeout_s=3, failures=START_LIMIT_S),
         "livenessProbe": {
-            **_probe(HEALTH_PATH, port, period_s=5, failures=3),
+            **_probe(HEALTH_PATH, port, period_s=5, timeout_s=ALIVE_TIMEOUT_S, failures=3),
             "terminationGracePeriodSeconds": HUNG_GRACE_S,
         },
-        "readinessProbe": _probe(READY_PATH, port, period_s=2, failures=3),
+        "readinessProbe": _probe(READY_PATH, port, period_s=2, timeout_s=READY_TIMEOUT_S, failures=3),
     }
     return {name: {**probe, **overrides.get(name, {})} for name, probe in probes.items()}
 
@@ -332,10 +339,10 @@ def _environment(
     return [item for item in ours if item["name"] not in overridden] + theirs
 
 
-def _probe(path: str, port: int | str, *, period_s: int, failures: int) -> dict[str, Any]:
+def _probe(path: str, port: int | str, *, period_s: int, timeout_s: int, failures: int) -> dict[str, Any]:
     return {
         "httpGet": {"path": path, "port": port},
         "periodSeconds": period_s,
-        "timeoutSeconds": 3,
+        "timeoutSeconds": timeout_s,
         "failureThreshold": failures,
     }
