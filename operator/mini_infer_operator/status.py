@@ -114,11 +114,14 @@ def error_status(generation: int, message: str, *, previous: Mapping[str, Any], 
 
 
 def ready_transition(previous: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, str, EventType] | None:
-    """Returns reason, message and type of an Event if the Ready condition's reason changed, else None."""
+    """Returns reason, message and type of an Event if the Ready condition's reason changed, else None.
+
+    The first start of a service has the Event of its revision alone.
+    """
     before, after = (
         {c["type"]: c for c in state.get("conditions", ())}.get("Ready", {}) for state in (previous, status)
     )
-    if before.get("reason") == after["reason"]:
+    if before.get("reason", Reason.STARTING) == after["reason"]:
         return None
     harmless = after["status"] == "True" or after["reason"] in _HARMLESS
     return after["reason"], after["message"], "Normal" if harmless else "Warning"

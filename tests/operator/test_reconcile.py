@@ -108,7 +108,6 @@ async def test_reconcile_records_events_for_decisions_and_status_changes_only() 
     (revision,) = {w.revision for w in backend.workloads}
     assert backend.events == [
         ("Normal", "RevisionStarted", f"unified revision {revision} starts with 2 engines, image local"),
-        ("Normal", "Starting", "0 of 2 engines are ready"),
         ("Normal", "AllReplicasReady", "2 of 2 engines are ready"),
     ]
     backend.events.clear()
