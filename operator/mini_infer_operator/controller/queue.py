@@ -16,6 +16,10 @@ SETTLE_S = 0.1
 """Seconds between an event and the run. Events come in bursts (a Deployment's status changes several times a second),
 and one run serves a burst.
 """
+SPACING_S = 0.5
+"""Shortest time in seconds from the end of a key's run to its next one. An engine's start is a dozen events within
+seconds, and few of them change what is reported or written.
+"""
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 60.0
 WORK_LIMIT_S = 120.0
@@ -79,16 +83,16 @@ class WorkQueue(Generic[Key]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, key: Key) -> None:
-        wake, failures = self._wakes[key], 0
+        wake, failures, ended_s = self._wakes[key], 0, float("-inf")
         while True:
-            await asyncio.sleep(SETTLE_S)
+            await asyncio.sleep(max(SETTLE_S, ended_s + SPACING_S - self._now_s()))
             wake.clear()
             started_s = self._now_s()
             try:
                 async with self._slots, asyncio.timeout(WORK_LIMIT_S):
                     self._tried[key] = self._now_s()
                     pause_s = await self._work(key)
-                failures = 0
+                failures, ended_s = 0, self._now_s()
                 self._succeeded(key, started_s, again=wake.is_set())
             except Exception as error:
                 self._unsynced.setdefault(key, started_s)

@@ -11,6 +11,7 @@ from mini_infer_operator.controller.queue import WorkQueue
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "SETTLE_S", 0.001)
+    monkeypatch.setattr(queue_module, "SPACING_S", 0.002)
     monkeypatch.setattr(queue_module, "FIRST_BACKOFF_S", 0.02)
 
 
@@ -42,6 +43,30 @@ async def test_work_queue_runs_a_key_once_at_a_time_and_loses_no_event() -> None
             await asyncio.sleep(0.002)
     await until(lambda: done == expected)
     await queue.close()
+
+
+async def test_runs_of_a_key_are_spaced_while_another_key_waits_for_its_burst_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queue_module, "SPACING_S", 0.1)
+    times: dict[str, list[float]] = {"busy": [], "calm": []}
+
+    async def work(key: str) -> float:
+        times[key].append(asyncio.get_running_loop().time())
+        return float("inf")
+
+    queue = WorkQueue(work, resync_s=1000)
+    began_s = asyncio.get_running_loop().time()
+    while asyncio.get_running_loop().time() - began_s < 0.35:
+        queue.add("busy")
+        await asyncio.sleep(0.005)
+    queue.add("calm")
+    added_s = asyncio.get_running_loop().time()
+    await until(lambda: bool(times["calm"]))
+    await queue.close()
+    assert 3 <= len(times["busy"]) <= 4
+    assert all(later - earlier >= 0.1 for earlier, later in itertools.pairwise(times["busy"]))
+    assert times["calm"][0] - added_s < 0.09
 
 
 async def test_work_queue_backs_off_a_failing_key_and_runs_others() -> None:
