@@ -3,13 +3,29 @@
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 from pydantic import ValidationError
 
-from mini_infer_operator.resource import GROUP, KIND, PRESET_KIND, VERSION, InferencePreset, InferenceService, Reason
+from mini_infer_operator.resource import (
+    GROUP,
+    KIND,
+    PRESET_KIND,
+    VERSION,
+    InferencePreset,
+    InferenceService,
+    Metadata,
+    Reason,
+)
+
+MOST_PARSED = 256
+"""Services that stay parsed: the operator looks at one several times while its engines start."""
+_READ_METADATA = {field.alias for field in Metadata.model_fields.values()}
 
 
 class InvalidServiceError(ValueError):
@@ -78,10 +94,30 @@ def _documents(path: Path) -> list[Any]:
 
 def parse_service(document: Mapping[str, Any]) -> InferenceService:
     """Checks one document as the API server would. Raises InvalidServiceError with every fault found."""
+    read, metadata = {key: value for key, value in document.items() if key != "status"}, document.get("metadata")
+    if isinstance(metadata, Mapping):  # the rest of it changes with each write of the status
+        read["metadata"] = {key: value for key, value in metadata.items() if key in _READ_METADATA}
     try:
-        return InferenceService.model_validate({key: value for key, value in document.items() if key != "status"})
+        try:
+            return _checked(_Document(msgspec.msgpack.encode(read), read))
+        except (TypeError, OverflowError, RecursionError):  # JSON has no such values, but a file may
+            return InferenceService.model_validate(read)
     except ValidationError as error:
         raise InvalidServiceError("\n".join(_sentence(dict(fault)) for fault in error.errors())) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """A document that equals another one with the same content."""
+
+    content: bytes
+    """MessagePack, which tells 1 from 1.0 and null from NaN."""
+    document: Mapping[str, Any] = field(compare=False)
+
+
+@lru_cache(maxsize=MOST_PARSED)
+def _checked(document: _Document) -> InferenceService:
+    return InferenceService.model_validate(document.document)
 
 
 def parse_preset(document: Mapping[str, Any]) -> InferencePreset:

@@ -67,7 +67,7 @@ class Controller:
             cache, gateways, events, self.changed, gpus_per_namespace=settings.scaling_gpus_per_namespace
         )
         self._preset_look: asyncio.Handle | None = None
-        self._canaries = Canaries(gateways, self._queue_again)
+        self._canaries = Canaries(gateways, self.changed)
         self._planning: list[asyncio.Task[None]] = []
         self._starts = EngineStarts(metrics.engine_started, loading)
 
@@ -88,16 +88,17 @@ class Controller:
         """Returns the longest that the queue left a changed service untried; 0 while another replica leads."""
         return self._queue.untried_s() if self._queue is not None else 0.0
 
-    def changed(self, key: ServiceKey) -> None:
-        """Queues a service of which an object changed, and the services whose model names that affects."""
-        if not key[1]:
-            return
+    def service_changed(self, key: ServiceKey) -> None:
+        """Queues a service that was written or deleted, and the services whose model names that affects."""
         stored = self._cache.get(KIND, *key)
         self._follow(key, stored)
-        others = self._names.update(key, stored)
-        if self._queue is not None:
-            for each in (key, *others):
-                self._queue.add(each)
+        for each in (key, *self._names.update(key, stored)):
+            self.changed(each)
+
+    def changed(self, key: ServiceKey) -> None:
+        """Queues a service because something that belongs to it changed."""
+        if self._queue is not None and key[1]:
+            self._queue.add(key)
 
     def presets_changed(self) -> None:
         """Queues the services to which another preset, or another generation of it, now applies. Changes that are
@@ -145,10 +146,6 @@ class Controller:
         ours = stored if stored is not None and self._is_ours(stored) else None
         self._scaling.update(key, ours)
         self._canaries.update(key, ours)
-
-    def _queue_again(self, key: ServiceKey) -> None:
-        if self._queue is not None:
-            self._queue.add(key)
 
     async def _work(self, key: ServiceKey) -> float | None:
         stored = self._cache.get(KIND, *key)

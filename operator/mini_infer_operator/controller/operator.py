@@ -31,7 +31,7 @@ from mini_infer_operator.objects.loading_reports import LoadingReports
 from mini_infer_operator.objects.model_implementations import ModelImplementations
 from mini_infer_operator.objects.peer_secrets import PeerSecrets
 from mini_infer_operator.objects.running_requests import RunningRequests
-from mini_infer_operator.resource import PRESET_KIND
+from mini_infer_operator.resource import KIND, PRESET_KIND
 from mini_infer_operator.settings import OperatorSettings
 from mini_infer_web.kubernetes_api import REQUEST_ERRORS, ApiServer, load_configuration, traced
 
@@ -117,7 +117,9 @@ class Operator:
     def _changed_by(self, kind: Kind) -> Callable[[ServiceKey], None]:
         """Returns the function that a kind's feed calls with the service of an object that changed."""
         controller = self._controller
-        return controller.changed if kind.name != PRESET_KIND else lambda _: controller.presets_changed()
+        if kind.name == PRESET_KIND:
+            return lambda _: controller.presets_changed()
+        return controller.service_changed if kind.name == KIND else controller.changed
 
     async def session(self) -> kopf.AiohttpSession:
         """Returns a session for kopf with the official client's configuration. Its requests are counted as ours are.

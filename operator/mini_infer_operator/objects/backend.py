@@ -1,9 +1,12 @@
 """A service's backend in a cluster: reads its objects, writes those that differ, deletes those no longer planned."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
+
+import msgspec
 
 from mini_infer_contract.launch import HTTP_PORT
 from mini_infer_operator.images import gpus_of_one_engine
@@ -445,7 +448,7 @@ class ClusterBackend:
                 )
             if kind in _NEVER_CHANGED:
                 return None
-            if live is None or not is_applied(live, manifest):
+            if live is None or not self._is_applied(live, manifest):
                 cached = self._children[kind].get(name)
                 drifts = changes(cached, manifest) if cached is not None and "spec" in manifest else []
                 written = await self._api.apply(manifest)
@@ -458,6 +461,18 @@ class ClusterBackend:
             remedy = image_volume_remedy(service.spec.model.uri, str(error))
             return PermanentFailure(Reason.REFUSED, f"{kind} {name}: {remedy or error}")
         return None
+
+    def _is_applied(self, live: Object, manifest: Object) -> bool:
+        """Returns what `is_applied` does, without comparing one version of an object with one manifest again: most
+        passes change nothing of most objects.
+        """
+        kind, digest = manifest["kind"], hashlib.blake2b(msgspec.json.encode(manifest), digest_size=16).digest()
+        if self._cache.is_applied(kind, live, digest):
+            return True
+        if not is_applied(live, manifest):
+            return False
+        self._cache.set_applied(kind, live, digest)
+        return True
 
     async def _repair(self, service: InferenceService, live: Object, manifest: Object) -> None:
         """Removes fields that others added. A write that changes nothing (a default has an owner) is not repeated."""

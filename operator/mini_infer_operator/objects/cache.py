@@ -43,6 +43,8 @@ class ObjectCache:
         self._entries: dict[str, dict[tuple[str, str], _Entry]] = defaultdict(dict)
         self._of_service: dict[tuple[str, str, str], set[str]] = defaultdict(set)
         self._unrepairable: dict[tuple[str, str, str], int] = {}
+        self._applied: dict[tuple[str, str, str], tuple[str, int, bytes]] = {}
+        """The uid and version of an object that last contained its manifest, and that manifest's digest."""
         self._complete: dict[tuple[str, str | None], int] = {}
         """The resource version of the last list of a kind, in a namespace or in all (None)."""
         self._unconfirmed: dict[str, set[tuple[str, str]]] = defaultdict(set)
@@ -154,6 +156,17 @@ class ObjectCache:
         entry = self._entries[kind].get((namespace, name))
         return entry is not None and self._unrepairable.get((kind, namespace, name)) == entry.version
 
+    def set_applied(self, kind: str, found: Mapping[str, Any], digest: bytes) -> None:
+        """Records that this version of an object contains the manifest with this digest."""
+        key, uid, version = _identity(found)
+        if key in self._entries[kind]:
+            self._applied[kind, *key] = uid, version, digest
+
+    def is_applied(self, kind: str, found: Mapping[str, Any], digest: bytes) -> bool:
+        """Returns True if this version of an object is known to contain the manifest with this digest."""
+        key, uid, version = _identity(found)
+        return self._applied.get((kind, *key)) == (uid, version, digest)
+
     def keys(self, kind: str) -> list[tuple[str, str]]:
         """Returns the namespaces and names of all objects of a kind."""
         return list(self._entries[kind])
@@ -174,6 +187,7 @@ class ObjectCache:
     def _remove(self, kind: str, key: tuple[str, str]) -> ServiceKey:
         entry = self._entries[kind].pop(key)
         self._unrepairable.pop((kind, *key), None)
+        self._applied.pop((kind, *key), None)
         self._unconfirmed[kind].discard(key)
         index = (kind, key[0], entry.service)
         self._of_service[index].discard(key[1])

@@ -1,6 +1,7 @@
 """Defines the InferenceService as a whole: metadata, spec and status."""
 
 import re
+from functools import cached_property
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -69,7 +70,7 @@ class InferenceService(ApiModel):
         """The name that clients write as `model`."""
         return self.spec.model.name or self.metadata.name
 
-    @property
+    @cached_property
     def roles(self) -> dict[str, RoleSpec]:
         """The roles that the spec asks for, by name; each with the service's kvCache, unless it has one of its own."""
         named = {name: getattr(self.spec, name) for name in ROLES}

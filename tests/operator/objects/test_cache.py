@@ -56,6 +56,20 @@ def test_cache_keeps_only_the_fields_that_are_read() -> None:
     ]
 
 
+def test_cache_knows_which_manifest_a_version_contains_until_the_object_changes_or_is_gone() -> None:
+    cache, live = ObjectCache(), pod("a", 5)
+    cache.set_applied("Pod", live, b"manifest")
+    assert not cache.is_applied("Pod", live, b"manifest")  # an object that is not cached is compared each time
+    cache.put("Pod", live)
+    cache.set_applied("Pod", live, b"manifest")
+    assert cache.is_applied("Pod", live, b"manifest")
+    assert not cache.is_applied("Pod", live, b"another")
+    assert not cache.is_applied("Pod", pod("a", 6), b"manifest")
+    assert not cache.is_applied("Pod", pod("a", 5, uid="other"), b"manifest")
+    cache.drop("Pod", "n", "a")
+    assert not cache.is_applied("Pod", live, b"manifest")
+
+
 names = st.sampled_from(["a", "b", "c"])
 changes = st.lists(st.tuples(st.sampled_from(["put", "drop", "list"]), names, st.sampled_from(["s", "t"])), max_size=30)
 
