@@ -62,6 +62,11 @@ CONTENDERS = (
         (1.4, 1.2, 1.0, 0.9, 0.8, 0.65, 0.5, 0.4),
         lambda knob, case: Oracle(case.setup, case.load, knob, case.rates, case.cached),
     ),
+    Contender(
+        "oracle without warning",
+        (1.4, 1.2, 1.0, 0.8, 0.65, 0.5, 0.4, 0.3, 0.2, 0.15),
+        lambda knob, case: Oracle(case.setup, case.load, knob, case.rates, case.cached, is_warned=False),
+    ),
 )
 
 

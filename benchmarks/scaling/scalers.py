@@ -128,6 +128,8 @@ class Oracle:
     rates: EngineRates
     cached: float = 0.0
     """The share of prompt tokens that is cached."""
+    is_warned: bool = True
+    """False: it knows the load until this moment, the most that can be known of what nothing announces."""
     every_s: float = TICK_S
 
     def __post_init__(self) -> None:
@@ -139,9 +141,10 @@ class Oracle:
         self._work = [sum(work[max(0, i - 1) : i + 2]) / len(work[max(0, i - 1) : i + 2]) for i in range(steps)]
 
     def desired(self, view: View) -> int:
-        """Returns the engines for the busiest moment from now until twice a start later."""
-        now, ahead = int(view.now_s / TICK_S), round(2 * self.setup.start_s / TICK_S)
-        return max(1, ceil(max(self._work[now : now + ahead + 1], default=0.0) / self.load))
+        """Returns the engines for the busiest moment within two starts: those to come, or unwarned the last ones."""
+        now, span = int(view.now_s / TICK_S), round(2 * self.setup.start_s / TICK_S)
+        moments = self._work[now : now + span + 1] if self.is_warned else self._work[max(0, now - span) : now + 1]
+        return max(1, ceil(max(moments, default=0.0) / self.load))
 
 
 @dataclass

@@ -68,7 +68,9 @@ def test_an_inference_scaler_sets_the_replicas_of_its_role(cluster: Cluster) -> 
         read = cluster.plane.kubectl("get", "infscaler/byrole-unified", "--subresource=scale", "-o", "json")
         return dict(json.loads(read.stdout))
 
-    wait(lambda: scale()["spec"].get("replicas") == 2)  # the role's own number, written once
+    # the role's own number, written once; until then the API server has no /scale of it
+    wait(lambda: [found["spec"].get("replicas") for found in cluster.get("infscaler")] == [2])
+    assert scale()["spec"]["replicas"] == 2
     (written,) = cluster.get("infscaler")
     managed = written["metadata"]["managedFields"]
     writers = {m["manager"] for m in managed if "f:replicas" in m["fieldsV1"].get("f:spec", {})}
