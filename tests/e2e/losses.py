@@ -52,7 +52,7 @@ class Losses:
 
     def lose_an_engine_without_the_api_server(self) -> None:
         """An engine's processes are killed while nobody can be told: gateways find out by themselves."""
-        (pod, *_) = self._service.pods()
+        (pod, *_) = self._service.staying()
         (container,) = pod["status"]["containerStatuses"]
         self._cluster.restart("kube-apiserver")
         self._cluster.kill_container(container["containerID"])

@@ -96,10 +96,13 @@ class Service:
         found = self.cluster.read("Pod", self._namespace, labels=f"serving.mini-infer.io/service={NAME}")
         return sorted(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
+    def staying(self) -> list[dict[str, Any]]:
+        """Engines that are not on their way out, the oldest first."""
+        return [pod for pod in self.pods() if not is_leaving(pod)]
+
     def _containers(self) -> dict[str, str]:
         """Returns the container of each engine that stays, by pod: another one after a restart."""
-        staying = [pod for pod in self.pods() if not is_leaving(pod)]
-        return {pod["metadata"]["name"]: pod["status"]["containerStatuses"][0]["containerID"] for pod in staying}
+        return {pod["metadata"]["name"]: pod["status"]["containerStatuses"][0]["containerID"] for pod in self.staying()}
 
     def begin_edit(self) -> None:
         """A new revision is to take the place of the old one."""
@@ -145,7 +148,7 @@ class Service:
     def lose_an_engine(self) -> None:
         """Gone without a word."""
         # Of the one before an edit there may still be a pod, which goes by itself.
-        name = next(pod for pod in self.pods() if "deletionTimestamp" not in pod["metadata"])["metadata"]["name"]
+        name = self.staying()[0]["metadata"]["name"]
         self.cluster.kubectl("delete", "pod", name, "-n", self._namespace, "--grace-period=0", "--force")
         time.sleep(2)
         self.ready()
@@ -177,7 +180,7 @@ class Service:
     def hang_an_engine(self) -> None:
         """All of its processes are stopped: it takes connections, and nothing comes back until its probe ends it."""
         assert isinstance(self.cluster, NodeCluster), "only who has the node can stop the first process of a container"
-        pod = self.pods()[0]
+        pod = self.staying()[0]
         (container,) = pod["status"]["containerStatuses"]
         self.cluster.stop_container(container["containerID"])
 
