@@ -242,10 +242,10 @@ class RankDisk:
     def write(self, command: WriteToDisk) -> None:
         """Begins to write a page. One that cannot be written is reported as failed."""
         record = decode_header(command.header)
-        assert record is not None, "the first rank has encoded it"
-        name = name_of(record)
-        if self._begin(command.ticket, lambda store: store.write(command.ticket, command.host_page, record)):
-            self._writing[command.ticket] = name
+        if record is None:
+            self._fail(command.ticket, "the record of a page cannot be read")
+        elif self._begin(command.ticket, lambda store: store.write(command.ticket, command.host_page, record)):
+            self._writing[command.ticket] = name_of(record)
 
     def read(self, command: ReadFromDisk) -> None:
         """Begins to read a page. One that was dropped meanwhile is reported as gone."""
@@ -261,11 +261,13 @@ class RankDisk:
                 raise ValueError("its disk is not open")
             start(self._store)
         except Exception as error:
-            reason = f"rank {self._rank}: {type(error).__name__}: {error}"
-            self._send(DiskReport(self._rank, ended=[DiskMoved(ticket, 0.0, error=reason)]))
+            self._fail(ticket, f"{type(error).__name__}: {error}")
             return False
         self._num_under_way += 1
         return True
+
+    def _fail(self, ticket: int, reason: str) -> None:
+        self._send(DiskReport(self._rank, ended=[DiskMoved(ticket, 0.0, error=f"rank {self._rank}: {reason}")]))
 
     def clear(self) -> None:
         """Drops all files."""

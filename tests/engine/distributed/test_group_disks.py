@@ -152,6 +152,12 @@ def test_write_fails_with_the_reason_when_one_rank_cannot_write(group: Group, mo
     assert "no space left" in group.write(1, 50).error
 
 
+def test_write_fails_with_the_reason_when_a_record_cannot_be_read(group: Group) -> None:
+    group.rank.write(WriteToDisk(5, 0, b"no record"))
+    group.disk._parts[5] = {0: DiskMoved(5, 0.0, 1)}
+    assert "rank 1" in group.moved().error
+
+
 def test_pages_are_found_after_a_restart_when_every_rank_has_its_part_of_the_same_copy(tmp_path: Path) -> None:
     before = Group(tmp_path, "inproc://disks-before")
     before.write(1, 50)
