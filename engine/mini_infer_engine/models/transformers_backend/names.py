@@ -176,8 +176,9 @@ class GatheredPlacement(Placement):
     name: str = ""
     gathering: Gathering | None = None
 
-    def place(self, tensor: Tensor) -> None:
-        """Adds the tensor to the others."""
+    def place(self, tensor: Tensor, copy: Callable[[Tensor, Tensor], object] = Tensor.copy_) -> None:
+        """Adds the tensor to the others. What they become is copied when all are there."""
+        del copy
         assert self.gathering is not None, "a placement of a conversion has it"
         self.gathering.add(self.name, tensor)
 
