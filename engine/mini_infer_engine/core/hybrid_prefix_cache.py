@@ -59,8 +59,7 @@ class HybridPrefixCache(PrefixCache):
                     if not group and self._record_events:
                         self._record_stored(sequence, index, block)
                 if page not in block.pages:  # a load may have begun before pages that its sequence has hit
-                    block.pages.append(page)
-                    self._in_page[page].append(block)
+                    self._add_to_page(block, page)
         sequence.num_published = end
 
     def longest_with_tiers(self, sequence: Sequence, count: int, has: Callable[[int, bytes], bool]) -> int:

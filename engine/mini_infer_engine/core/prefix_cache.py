@@ -150,11 +150,14 @@ class PrefixCache:
                 block = blocks[keys[index]] = block_of(sequence, index)
                 if self._record_events:
                     self._changes.append(block)
-            page = pages[index // blocks_per_page]
-            block.pages.append(page)
-            self._in_page[page].append(block)
-            if self.whole_pages is not None and self.whole_page(page) is not None:
-                self.whole_pages.append(page)
+            self._add_to_page(block, pages[index // blocks_per_page])
+
+    def _add_to_page(self, block: Block, page: int) -> None:
+        """Registers a copy of a block."""
+        block.pages.append(page)
+        self._in_page[page].append(block)
+        if self.whole_pages is not None and self.whole_page(page) is not None:
+            self.whole_pages.append(page)
 
     def pages_of(self, keys: Items[bytes]) -> list[int]:
         """Returns the pages of those of these blocks that are cached."""

@@ -7,7 +7,7 @@ from mini_infer_engine.config.model.kv_groups import kv_cache_config
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.kv_tiers.page_record import group_key
 from mini_infer_engine.core.kv_tiers.tiers import KVTiers
-from mini_infer_engine.core.request import CachedTokens
+from mini_infer_engine.core.request import CachedTokens, Request, SamplingParams
 from tests.engine.core.kv_tiers.test_tiers import LENGTH, PROMPT, _Eager, cached, run
 from tests.support.engine_world import make_engine
 from tests.support.fake_runner import FakeRunner
@@ -78,6 +78,15 @@ def test_a_shorter_prefix_comes_back_when_the_last_page_of_a_window_is_missing()
     lose_device(engine)
     tiers_of(engine)._host.evict(pages_of(engine, 1)[8])
     assert cached(run(engine, PROMPT, "again")) == CachedTokens(host=128)
+
+
+def test_pages_of_all_groups_are_in_main_memory_while_their_sequence_runs_if_that_is_large() -> None:
+    engine, _ = engine_with((120, 0))  # twice the device
+    engine.add(Request(request_id="runs", prompt_token_ids=PROMPT, sampling=SamplingParams(max_tokens=30)))
+    for _ in range(8):
+        engine.step()
+    assert engine.stats().running == 1
+    assert [len(pages_of(engine, group)) for group in (0, 1)] == [10, 10]
 
 
 def test_gateways_hear_of_the_first_group_alone() -> None:
