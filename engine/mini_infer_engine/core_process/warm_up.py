@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 INTERVAL_S = 0.5
-"""Seconds between two parts while requests are served. Each takes up to a tenth of a second, for which they wait."""
+"""Seconds between two parts while requests are served. They wait for it, mostly less than 0.1 s."""
 
 
 class WarmUp:

@@ -56,7 +56,7 @@ class Executor(Protocol):
         """
 
     def warm_up(self) -> bool:
-        """Does one part, a tenth of a second at most, of what was deferred; call it between two passes.
+        """Does one part of what was deferred, mostly in less than a tenth of a second; call it between two passes.
 
         Returns False if nothing is left.
         """

@@ -1,6 +1,6 @@
 """Copies tensors of files to a GPU through pinned memory, so that several threads read while the GPU receives.
 
-A plain copy of pageable memory waits for the device, one thread after the other: 6 GB/s instead of 15.
+A plain copy of pageable memory waits for the device, one thread after the other.
 """
 
 import threading

@@ -139,8 +139,8 @@ class GraphMemory:
 def record(run: Callable[[], None], memory: GraphMemory) -> torch.cuda.CUDAGraph:
     """Runs once, which compiles kernels and sizes workspaces, then records a run into `memory`.
 
-    Unlike `torch.cuda.graph`, it neither waits for the device nor gives cached memory back to the driver, which took
-    most of a recording's time. Other threads may use the device meanwhile.
+    Unlike `torch.cuda.graph`, it neither waits for the device nor gives cached memory back to the driver, since passes
+    may run. Other threads may use the device meanwhile.
     """
     graph = torch.cuda.CUDAGraph()
     run()
