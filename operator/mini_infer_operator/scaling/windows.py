@@ -15,10 +15,10 @@ REGRET_WINDOWS, CALM_WINDOWS, MOST_PATIENCE = 5.0, 10.0, 3.0
 """An engine that is needed again within so many windows after one was removed doubles the window; so many windows
 without a removal halve it. The last is the greatest factor.
 """
-LEAST_STARTING, STARTING_PER_READY = 8, 4
+LEAST_STARTING, STARTING_PER_READY = 4, 4
 """Engines that may be starting at a time: the first, or the second for each ready one if that is more. Engines that
-never become ready cost no more than these. A burst of five times the load is common: with half of these limits its
-second start began when half of it was over (benchmarks/autoscaling.py).
+never become ready cost no more than these. Bursts of five times the load are common: with two for each ready engine
+they got their last engines in a second start (benchmarks/autoscaling.py).
 """
 
 

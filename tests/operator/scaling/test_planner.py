@@ -154,7 +154,7 @@ def test_missed_targets_add_engines_when_the_model_is_too_hopeful() -> None:
     assert kept < missed <= 1.6 * kept + 1
 
 
-@pytest.mark.parametrize(("ready", "most"), [(0, 4), (1, 5), (3, 9)])
+@pytest.mark.parametrize(("ready", "most"), [(0, 4), (1, 5), (3, 15)])
 def test_few_engines_start_at_a_time_when_they_do_not_become_ready(ready: int, most: int) -> None:
     policy, memory, replicas = replace(POLICY, max_replicas=100), Memory(), max(1, ready)
     for step in range(60):
