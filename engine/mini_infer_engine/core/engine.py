@@ -223,6 +223,7 @@ class Engine:
             suppressed=tuple(sorted(stops)) if sampling.min_tokens else (),
             kv_policy=policy,
             speculates=not images and policy is None and self._speculation.speculates(request),
+            may_load=policy is None,
             images=images,
             targets=NO_TARGETS if is_for_peer else request.targets.or_defaults(self._default_targets),
             may_swap=not is_for_peer and sampling.prompt_logprobs is None,

@@ -541,7 +541,7 @@ class Scheduler:
 
     def _match_tiers(self, sequence: Sequence, hit: Hit) -> TierMatch:
         """Returns the cached blocks of lower tiers that a waiting sequence loads, unless it has a source already."""
-        if sequence.kv_source is not None or sequence.state is State.SWAPPED or sequence.kv_policy is not None:
+        if sequence.kv_source is not None or sequence.state is State.SWAPPED:
             return NO_MATCH
         return self.tiers.match(sequence, hit)
 

@@ -160,7 +160,9 @@ class Sequence:
     kept_out_s: float | None = None
     """Time since which pages that only transfers use have kept it waiting."""
     may_load: bool = True
-    """False once a load from a lower tier was void, so that the sequence does not wait for the next one, too."""
+    """False if it loads nothing from lower tiers: a policy evicts its tokens, or a load was void, and it is not to wait
+    for the next one, too.
+    """
     next_read_ahead_s: float = 0.0
     """Time before which its blocks of lower tiers are not looked up again while it waits."""
     forked_pages: list[int] = field(default_factory=list)

@@ -230,6 +230,20 @@ def test_waiting_request_is_read_ahead_when_all_slots_are_taken(clock: Clock) ->
     assert host(engine).prefetch_used_tokens == 144
 
 
+def test_waiting_request_is_not_read_ahead_when_a_policy_evicts_its_tokens(clock: Clock) -> None:
+    engine, _ = engine_with(max_num_seqs=1)
+    run(engine, request("first"))
+    evict(engine)
+    engine.add(request("long", [40] * 20, max_tokens=100))
+    engine.step()
+    sampling = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, kv_policy="streaming-llm", kv_budget=64)
+    engine.add(request("again", sampling=sampling))
+    for _ in range(20):
+        engine.step()
+    assert num_on_device(engine) == 0
+    assert cached([one for one in finish(engine) if one.request_id == "again"]) == CachedTokens()
+
+
 def test_nothing_leaks_when_a_pass_fails_while_blocks_are_prefetched(clock: Clock) -> None:
     engine, runner = engine_with()
     run(engine, request("first#0", lease_s=1.0))
