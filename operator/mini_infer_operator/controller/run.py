@@ -18,7 +18,6 @@ from mini_infer_operator.controller.health import serve_health
 from mini_infer_operator.controller.operator import Operator
 from mini_infer_operator.handlers import register
 from mini_infer_operator.settings import OperatorSettings, parse_settings
-from mini_infer_process.interpreter import favour_event_loop
 from mini_infer_process.logs import configure_logging, show_crashes
 from mini_infer_web.kubernetes_api import AccessError, load_configuration
 
@@ -132,7 +131,6 @@ def main() -> None:
         asyncio.run(load_configuration())
     except AccessError as error:
         sys.exit(f"mini-infer-operator: {error}")
-    favour_event_loop()
     sys.exit(0 if asyncio.run(run_operator(settings)) else 1)
 
 
