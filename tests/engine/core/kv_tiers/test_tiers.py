@@ -203,7 +203,8 @@ def test_main_memory_gets_every_page_if_it_is_twice_the_device(num_below: int, e
 @pytest.mark.parametrize(("num_host_pages", "expected"), [(2 * NUM_PAGES, 160), (2 * NUM_PAGES - 1, 0)])
 def test_pages_of_a_running_sequence_are_in_main_memory_if_that_is_large(num_host_pages: int, expected: int) -> None:
     engine, _ = engine_with((num_host_pages, 0))
-    engine.add(Request(request_id="runs", prompt_token_ids=PROMPT[:150], sampling=SamplingParams(max_tokens=40)))
+    sampling = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    engine.add(Request(request_id="runs", prompt_token_ids=PROMPT[:150], sampling=sampling))
     for _ in range(14):
         engine.step()
     assert engine.stats().running == 1
