@@ -1,12 +1,13 @@
 """Our kernels of gated delta nets beside those of flash-linear-attention (fla-core), at Qwen3-Next's shape on one GPU.
 
-    python benchmarks/recurrent_kernels.py --out FILE [--fla FLA_CORE.whl,EINOPS.whl]
+    python benchmarks/recurrent_kernels.py --out FILE [--fla FLA_CORE.whl,EINOPS.whl] [--sweep]
 
 One token for each of several sequences, and prompts of one sequence: microseconds inside a CUDA graph, over as many
 copies as do not fit the L2 cache. Both begin after the convolution, and normalise keys and queries, decays and
 strengths in their kernels. Ours also normalise and gate the output, and find states in slots; fla's get states that
 are gathered already, and write new ones. `--fla` names wheels that are not installed; without fla-core ours are timed
 alone. fla's kernels choose among many configs at their first call: several processes compile them at the same time.
+`--sweep` times ours with other configs, too, from which gated_delta_config.py was made.
 """
 
 import gc
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,11 +28,13 @@ from common.timing import graph_microseconds
 from triton.runtime.autotuner import Autotuner
 
 from mini_infer_engine.core.batch import Row
-from mini_infer_engine.kernels.recurrence.chunk_outputs import gated_delta_outputs
-from mini_infer_engine.kernels.recurrence.chunk_states import chunk_states
+from mini_infer_engine.kernels.policy import kernel_policy
+from mini_infer_engine.kernels.recurrence.gated_delta_config import ScanConfig, StepConfig, scan_config, step_config
+from mini_infer_engine.kernels.recurrence.gated_delta_prepare import prepare_gated_delta
+from mini_infer_engine.kernels.recurrence.gated_delta_scan import gated_delta_scan
 from mini_infer_engine.kernels.recurrence.gated_delta_step import gated_delta_step
 from mini_infer_engine.kernels.recurrence.pass_tables import PassTables
-from mini_infer_engine.kernels.recurrence.prepare_chunks import prepare_gated_delta
+from mini_infer_engine.kernels.workspace import Workspace
 from mini_infer_engine.models.state_spec import StateSpec
 from mini_infer_engine.runtime.memory.state_pool import StatePool
 from mini_infer_engine.runtime.memory.state_slots import StateSlots
@@ -41,6 +44,24 @@ KEY_HEADS, HEADS, DIM, EPS = 16, 32, 128, 1e-6
 KEY_WIDTH, WIDTH = KEY_HEADS * DIM, HEADS * DIM
 CHANNELS = 2 * KEY_WIDTH + WIDTH
 BATCHES, PROMPTS = (1, 8, 32, 128), (512, 4_096, 16_384)
+STEP_CONFIGS = [
+    StepConfig(values, warps, programs, pdl=pdl)
+    for values, warps, programs in (
+        (8, 1, 64),
+        (16, 1, 64),
+        (16, 1, 1024),
+        (32, 1, 64),
+        (32, 1, 1024),
+        (32, 4, 64),
+        (64, 1, 64),
+        (64, 4, 64),
+        (128, 8, 64),
+    )
+    for pdl in (False, True)
+]
+SCAN_CONFIGS = [
+    ScanConfig(*sizes) for sizes in ((16, 4, 2), (16, 4, 3), (32, 4, 2), (32, 4, 3), (32, 8, 3), (64, 8, 2))
+]
 _ALL_BYTES = 256 << 20
 """Bytes of all copies of a pass: four times the L2 cache of an H200."""
 _STATE_BYTES = HEADS * DIM * DIM * 4
@@ -94,32 +115,33 @@ class Inputs:
         return normed.flatten(1) * torch.nn.functional.silu(self.gates.float())
 
 
-def step(inputs: Inputs, tables: PassTables) -> torch.Tensor:
+def step(inputs: Inputs, tables: PassTables, workspace: Workspace, config: StepConfig) -> torch.Tensor:
     """Computes one token of each sequence by our kernel."""
     out = torch.empty_like(inputs.gates)
     rest = (*inputs.weights, inputs.norm_weight, EPS, inputs.states, tables, out)
-    gated_delta_step(inputs.mixed, inputs.gates, *rest)
+    gated_delta_step(inputs.mixed, inputs.gates, *rest, config, workspace)
     return out
 
 
-def scan(inputs: Inputs, tables: PassTables) -> torch.Tensor:
+def scan(inputs: Inputs, tables: PassTables, config: ScanConfig) -> torch.Tensor:
     """Computes the tokens of one sequence by our kernels."""
     q, k, _ = torch.split(inputs.mixed, [KEY_WIDTH, KEY_WIDTH, WIDTH], dim=1)
     out = torch.empty_like(inputs.gates)
-    values, corrections, totals = prepare_gated_delta(inputs.mixed, *inputs.weights, DIM, DIM, tables)
-    before, added = chunk_states(k, values.flatten(1), None, corrections, totals, inputs.states, tables)
-    gated_delta_outputs(q, k, added, totals, before, inputs.gates, inputs.norm_weight, EPS, tables, out)
+    prepared = prepare_gated_delta(inputs.mixed, *inputs.weights, DIM, DIM, tables)
+    gated_delta_scan(q, k, prepared, inputs.gates, inputs.norm_weight, EPS, inputs.states, tables, out, config)
     return out
 
 
-def our_call(inputs: Inputs) -> Callable[[], torch.Tensor]:
-    """Returns our pass over the inputs, whose tables are laid out."""
+def our_call(inputs: Inputs, workspace: Workspace, config: Any = None) -> Callable[[], torch.Tensor]:
+    """Returns our pass over the inputs, whose tables are laid out, with the engine's config if none is given."""
     if inputs.tokens == 1:
         slots = torch.arange(inputs.batch, dtype=torch.int32, device=DEVICE)
         tables = decode_tables(slots, blank_steps(inputs.batch, DEVICE), inputs.batch)
-        return partial(step, inputs, tables)
+        chosen = config or step_config(inputs.batch, HEADS, pdl=kernel_policy(DEVICE).pdl)
+        return partial(step, inputs, tables, workspace, chosen)
     row = Row(0, 16, inputs.tokens, [0] * inputs.tokens, [], None)
-    return partial(scan, inputs, pass_tables([row], inputs.pool, DEVICE))
+    tables = pass_tables([row], inputs.pool, DEVICE)
+    return partial(scan, inputs, tables, config or scan_config(torch.bfloat16))
 
 
 def fla_functions(wheels: list[str], folder: str) -> tuple[Any, Any] | None:
@@ -139,7 +161,11 @@ def fla_functions(wheels: list[str], folder: str) -> tuple[Any, Any] | None:
 
 
 def compile_part(functions: tuple[Any, Any], part: int, parts: int) -> None:
-    """Calls fla's functions once, whose kernels have a share of their configs."""
+    """Calls fla's functions once, whose kernels have a share of their configs, and ours with a share of theirs."""
+    workspace = Workspace(DEVICE)
+    for tokens, configs in ((1, STEP_CONFIGS), (PROMPTS[0], SCAN_CONFIGS)):
+        for config in configs[part::parts]:
+            our_call(Inputs(1, tokens), workspace, config)()
     for kernel in gc.get_objects():
         if type(kernel).__mro__.count(Autotuner):
             kernel.configs = kernel.configs[part % len(kernel.configs) :: parts]
@@ -148,18 +174,23 @@ def compile_part(functions: tuple[Any, Any], part: int, parts: int) -> None:
     torch.cuda.synchronize()
 
 
-def measure(batch: int, tokens: int, function: Any | None) -> dict[str, float]:
-    """Returns microseconds of both, and the largest difference of their outputs relative to the largest output."""
+def measure(batch: int, tokens: int, function: Any | None, configs: Sequence[Any]) -> dict[str, float]:
+    """Returns microseconds of both, and of ours with other configs, and the largest difference of their outputs
+    relative to the largest output.
+    """
     bytes_of_one = batch * (_STATE_BYTES + tokens * (CHANNELS + WIDTH) * 2)
     made = [Inputs(batch, tokens) for _ in range(max(2, math.ceil(_ALL_BYTES / bytes_of_one)))]
-    found = {}
+    found, workspace = {}, Workspace(DEVICE)
     if function is not None:
         arguments = [inputs.for_fla() for inputs in made]
         expected = made[0].finished(function(**arguments[0])[0])
-        actual = our_call(made[0])().float()
+        actual = our_call(made[0], workspace)().float()
         found["difference"] = float((actual - expected).abs().max() / expected.abs().max())
         found["fla us"] = graph_microseconds([partial(function, **one) for one in arguments])
-    found["ours us"] = graph_microseconds([our_call(inputs) for inputs in made])
+    found["ours us"] = graph_microseconds([our_call(inputs, workspace) for inputs in made])
+    for config in configs:
+        found[str(config)] = graph_microseconds([our_call(inputs, workspace, config) for inputs in made], 9)
+        log_line(f"{batch} x {tokens}: {found[str(config)]:.2f} us with {config}")
     if function is not None:
         found["fla / ours"] = found["fla us"] / found["ours us"]
     return found
@@ -169,9 +200,10 @@ def main() -> None:
     """Times both at every shape."""
     parser = make_parser(__doc__)
     parser.add_argument("--fla", type=words, default=[], metavar="WHEELS", help="wheels of fla-core and einops")
+    parser.add_argument("--sweep", action="store_true", help="time our kernels with other configs, too")
     parser.add_argument("--compile", type=integers, metavar="PART,PARTS", help="only compile fla's kernels")
     args = parser.parse_args()
-    shapes = [(batch, 1) for batch in BATCHES] + [(1, tokens) for tokens in PROMPTS]
+    shapes = [(1, tokens) for tokens in PROMPTS] + [(batch, 1) for batch in BATCHES]
     result: dict[str, Any] = {"parts": {}}
     with torch.inference_mode(), tempfile.TemporaryDirectory() as folder:
         functions = fla_functions(args.fla, folder)
@@ -185,7 +217,8 @@ def main() -> None:
             log_line("compiled")
         for batch, tokens in shapes:
             function = None if functions is None else functions[int(tokens > 1)]
-            part = measure(batch, tokens, function)
+            configs = (SCAN_CONFIGS if tokens > 1 else STEP_CONFIGS) if args.sweep else []
+            part = measure(batch, tokens, function, configs)
             result["parts"][f"{batch} x {tokens}"] = part
             save(args.out, result)
             torch.cuda.empty_cache()

@@ -13,6 +13,8 @@ pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 from mini_infer_engine.config.model.recurrence import GatedDeltaSpec, Mamba2Spec, ShortConvolutionSpec
 from mini_infer_engine.config.parallelism.tensor_parallel import ALONE
 from mini_infer_engine.core.batch import Row
+from mini_infer_engine.kernels.context import KernelContext
+from mini_infer_engine.kernels.recurrence.gated_delta_config import StepConfig
 from mini_infer_engine.kernels.recurrence.restore_states import restore_states
 from mini_infer_engine.layers.gated_delta_net import GatedDeltaNet
 from mini_infer_engine.layers.mamba2 import Mamba2
@@ -20,6 +22,7 @@ from mini_infer_engine.layers.short_convolution import ShortConvolution
 from mini_infer_engine.models.state_spec import StateSpec
 from mini_infer_engine.runtime.memory.state_pool import StatePool
 from mini_infer_engine.runtime.memory.state_slots import StateSlots
+from mini_infer_engine.runtime.recurrent import triton_pass
 from mini_infer_engine.runtime.recurrent.pass_tables import (
     PaddedTables,
     blank_steps,
@@ -29,9 +32,10 @@ from mini_infer_engine.runtime.recurrent.pass_tables import (
 )
 from mini_infer_engine.runtime.recurrent.torch_pass import TorchRecurrentPass
 from mini_infer_engine.runtime.recurrent.triton_pass import TritonRecurrentPass
-from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, cases, error, normal
+from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, POLICY, WORKSPACE, cases, error, normal
 
 pytestmark = KERNELS
+CONTEXT = KernelContext(POLICY, WORKSPACE)
 ROWS = [
     Row(0, 40, 1, None, [], None),
     Row(1, 0, 1, [3], [], None, checkpoints=[(1, 2)]),
@@ -141,7 +145,7 @@ def passes(world: World, rows: list[Row]) -> tuple[Any, Any]:
     attention: Any = NoAttention()
     return (
         TorchRecurrentPass(attention, world.pools[0], rows, DEVICE),
-        TritonRecurrentPass(attention, world.pools[1], pass_tables(rows, world.pools[1], DEVICE)),
+        TritonRecurrentPass(attention, world.pools[1], pass_tables(rows, world.pools[1], DEVICE), CONTEXT),
     )
 
 
@@ -163,6 +167,14 @@ def test_blocks_equal_torch_when_rows_begin_go_on_and_resume(kind: str, selectio
     check(world, expected, actual, 300.0)
 
 
+@pytest.mark.parametrize("kind", cases(["gated delta"], ["gated delta, Qwen3-Next"]))
+def test_steps_equal_torch_when_a_program_has_a_whole_head(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_pass, "step_config", lambda *_, **__: StepConfig(1024, 8))
+    world = World(kind, FP32)
+    expected, actual = (world.compute(one, 3) for one in passes(world, ROWS[:3]))
+    check(world, expected, actual, 300.0)
+
+
 @pytest.mark.parametrize("kind", cases([], LARGE))
 @pytest.mark.parametrize("rows", [ROWS, LONG], ids=["mixed", "long"])
 def test_blocks_equal_torch_when_they_are_in_bf16(kind: str, rows: list[Row]) -> None:
@@ -180,7 +192,7 @@ def test_padding_changes_no_state_when_slots_are_on_the_device(kind: str) -> Non
     padding = world.pools[1].slots.num_sequences
     slots = torch.tensor([4, 1, padding, padding], dtype=torch.int32, device=DEVICE)
     tables = decode_tables(slots, blank_steps(4, DEVICE), padding)
-    actual = world.compute(TritonRecurrentPass(attention, world.pools[1], tables), 4)
+    actual = world.compute(TritonRecurrentPass(attention, world.pools[1], tables, CONTEXT), 4)
     rows = [Row(slot, 9, 1, None, [], None) for slot in (4, 1, 0, 2)]
     expected = world.compute(TorchRecurrentPass(attention, world.pools[0], rows, DEVICE), 4)
     assert error(actual[:2], expected[:2]) <= 300.0
@@ -201,7 +213,7 @@ def test_states_before_draft_tokens_are_kept_and_one_is_restored_when_tokens_are
     drafted = [0, 4, 5]
     slots = torch.tensor([*drafted, padding], dtype=torch.int32, device=DEVICE)
     tables = verify_tables(slots, blank_steps(4, DEVICE, 3), 3, mine, padding)
-    actual = world.compute(TritonRecurrentPass(attention, mine, tables), 12)
+    actual = world.compute(TritonRecurrentPass(attention, mine, tables, CONTEXT), 12)
     rows = [Row(slot, 9, 3, [3] * 3, [], None, checkpoints=mine.draft_checkpoints(slot, 2)) for slot in (*drafted, 1)]
     expected = world.compute(TorchRecurrentPass(attention, pool, rows, DEVICE), 12)
     assert error(actual[:9], expected[:9]) <= 300.0
@@ -228,7 +240,7 @@ def test_blocks_equal_torch_when_tables_are_padded(kind: str) -> None:
     padded.load(ROWS)
     torch_pass, _ = passes(world, [*ROWS, Row(1, 9, 30, [3] * 30, [], None)])
     expected = world.compute(torch_pass, tokens + 30)
-    actual = world.compute(TritonRecurrentPass(attention, world.pools[1], padded.tables), tokens + 30)
+    actual = world.compute(TritonRecurrentPass(attention, world.pools[1], padded.tables, CONTEXT), tokens + 30)
     assert error(actual[:tokens], expected[:tokens]) <= 300.0
     assert not actual[tokens:].any()
     kept = [slot for slot in range(12) if slot != 1]

@@ -1,15 +1,13 @@
-"""Computes the outputs of linear recurrences for all chunks at once, from the states before them.
+"""Computes the outputs of Mamba-2 blocks for all chunks at once, from the states before them.
 
 The form is that of Mamba-2 (Dao and Gu 2024, state space duality, arXiv 2405.21060, section 6) and of
-flash-linear-attention (https://github.com/fla-org/flash-linear-attention). What follows the recurrence in a block is
-part of the kernel: the gated norm of each head of a gated delta net, or the product with D of a Mamba-2 block.
+flash-linear-attention (https://github.com/fla-org/flash-linear-attention). The product with D is part of the kernel.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from mini_infer_engine.kernels.recurrence.gates import normalised_rows
 from mini_infer_engine.kernels.recurrence.pass_tables import CHUNK_SIZE, PassTables
 from mini_infer_engine.kernels.sizes import next_power_of_2
 
@@ -25,10 +23,7 @@ def _chunk_outputs(
     totals,
     before,
     chunks,
-    gates,
-    gates_stride,
-    parameters,
-    eps,
+    d,
     out,
     heads,
     REPEATS: tl.constexpr,
@@ -37,7 +32,6 @@ def _chunk_outputs(
     SIZE: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
-    IS_DELTA: tl.constexpr,
 ):
     """Computes the tokens of one head of a chunk with one program per (chunk, head)."""
     number = tl.program_id(0)
@@ -56,9 +50,6 @@ def _chunk_outputs(
     inner = tokens * keys_stride + (head // REPEATS) * KEY_DIM
     query = tl.load(queries + inner[:, None] + ks[None, :], mask=is_token[:, None] & (ks[None, :] < KEY_DIM), other=0.0)
     key = tl.load(keys + inner[None, :] + ks[:, None], mask=is_token[None, :] & (ks[:, None] < KEY_DIM), other=0.0)
-    if IS_DELTA:
-        query = (normalised_rows(query.to(tl.float32), 1) * (KEY_DIM**-0.5)).to(dtype)
-        key = normalised_rows(key.to(tl.float32), 0).to(dtype)
     at = tokens * heads + head
     total = tl.load(totals + at, mask=is_token, other=0.0)
     part = (number * heads + head).to(tl.int64) * (KEY_DIM * VALUE_DIM)
@@ -70,41 +61,10 @@ def _chunk_outputs(
     weights = tl.where(is_seen, weights * tl.exp(tl.where(is_seen, total[:, None] - total[None, :], 0.0)), 0.0)
     value_at = values + tokens[:, None] * values_stride + head * VALUE_DIM + vs[None, :]
     value = tl.load(value_at, mask=is_value, other=0.0)
-    added = value
-    if not IS_DELTA:
-        added = (value.to(tl.float32) * tl.load(factors + at, mask=is_token, other=0.0)[:, None]).to(dtype)
+    added = (value.to(tl.float32) * tl.load(factors + at, mask=is_token, other=0.0)[:, None]).to(dtype)
     result += tl.dot(weights.to(dtype), added, input_precision="tf32x3")
-    if IS_DELTA:
-        result = result.to(dtype).to(tl.float32)
-        normed = result * tl.rsqrt(tl.sum(result * result, axis=1) / VALUE_DIM + eps)[:, None]
-        weight = tl.load(parameters + vs, mask=vs < VALUE_DIM, other=0.0).to(tl.float32)
-        gate_at = gates + tokens[:, None] * gates_stride + head * VALUE_DIM + vs[None, :]
-        gate = tl.load(gate_at, mask=is_value, other=0.0).to(tl.float32)
-        normed = (normed.to(dtype).to(tl.float32) * weight[None, :]).to(dtype).to(tl.float32)
-        result = normed * gate / (1.0 + tl.exp(-gate))
-    else:
-        result += value.to(tl.float32) * tl.load(parameters + head)
+    result += value.to(tl.float32) * tl.load(d + head)
     tl.store(out + at[:, None] * VALUE_DIM + vs[None, :], result.to(dtype), mask=is_value)
-
-
-def gated_delta_outputs(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    added: torch.Tensor,
-    totals: torch.Tensor,
-    before: torch.Tensor,
-    gates: torch.Tensor,
-    norm_weight: torch.Tensor,
-    eps: float,
-    tables: PassTables,
-    out: torch.Tensor,
-) -> None:
-    """Writes the normed and gated outputs of all chunks to `out` [tokens, heads * value_dim].
-
-    `queries` and `keys` [tokens, key_heads * key_dim] are parts of the rows of one tensor, and not normalised. `added`,
-    `totals` and `before` are those of `chunk_states`. `gates` are like `out`, in rows of a wider tensor.
-    """
-    _launch(queries, keys, added, None, totals, before, gates, norm_weight, eps, tables, out)
 
 
 def state_space_outputs(
@@ -123,22 +83,6 @@ def state_space_outputs(
     `queries`, `keys` and `values` are C, B and inputs, parts of the rows of one tensor. The other tensors are those of
     `chunk_states`, and D [heads] fp32.
     """
-    _launch(queries, keys, values, factors, totals, before, values, d, 0.0, tables, out)
-
-
-def _launch(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    factors: torch.Tensor | None,
-    totals: torch.Tensor,
-    before: torch.Tensor,
-    gates: torch.Tensor,
-    parameters: torch.Tensor,
-    eps: float,
-    tables: PassTables,
-    out: torch.Tensor,
-) -> None:
     _, heads, key_dim, value_dim = before.shape
     _chunk_outputs[(len(tables.chunks), heads)](
         queries,
@@ -146,14 +90,11 @@ def _launch(
         keys.stride(0),
         values,
         values.stride(0),
-        totals if factors is None else factors,
+        factors,
         totals,
         before,
         tables.chunks,
-        gates,
-        gates.stride(0),
-        parameters,
-        eps,
+        d,
         out,
         heads,
         REPEATS=heads * key_dim // keys.shape[1],
@@ -162,7 +103,6 @@ def _launch(
         SIZE=CHUNK_SIZE,
         BLOCK_K=max(16, next_power_of_2(key_dim)),
         BLOCK_V=max(16, next_power_of_2(value_dim)),
-        IS_DELTA=factors is None,
         num_warps=4,
         num_stages=1,
     )

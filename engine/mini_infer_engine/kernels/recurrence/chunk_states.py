@@ -1,4 +1,4 @@
-"""Carries the states of linear recurrences from chunk to chunk of each row: the part of a scan that is sequential.
+"""Carries the states of Mamba-2 blocks from chunk to chunk of each row: the part of a scan that is sequential.
 
 The form is that of Mamba-2 (Dao and Gu 2024, state space duality, arXiv 2405.21060, section 6) and of
 flash-linear-attention (https://github.com/fla-org/flash-linear-attention).
@@ -8,7 +8,6 @@ import torch
 import triton
 import triton.language as tl
 
-from mini_infer_engine.kernels.recurrence.gates import normalised_rows
 from mini_infer_engine.kernels.recurrence.pass_tables import CHUNK_SIZE, PassTables
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
@@ -24,14 +23,12 @@ def _chunk_states(
     values,
     values_stride,
     factors,
-    corrections,
     totals,
     rows,
     chunks,
     states,
     slot_stride,
     before,
-    added_out,
     heads,
     REPEATS: tl.constexpr,
     KEY_DIM: tl.constexpr,
@@ -39,7 +36,6 @@ def _chunk_states(
     SIZE: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
-    IS_DELTA: tl.constexpr,
 ):
     """Follows some columns of the state of one head through a row, one program per (row, head, block of columns)."""
     row = rows + tl.program_id(0) * 8
@@ -74,14 +70,7 @@ def _chunk_states(
         at = tokens * heads + head
         value_at = values + tokens[:, None] * values_stride + head * VALUE_DIM + vs[None, :]
         added = tl.load(value_at, mask=is_value, other=0.0).to(tl.float32)
-        if IS_DELTA:
-            key = normalised_rows(key.to(tl.float32), 0).to(dtype)
-            is_key = is_token[:, None] & (ks[None, :] < KEY_DIM)
-            correction = tl.load(corrections + at[:, None] * KEY_DIM + ks[None, :], mask=is_key, other=0.0)
-            added -= tl.dot(correction, narrow, input_precision="tf32x3")
-            tl.store(added_out + at[:, None] * VALUE_DIM + vs[None, :], added.to(dtype), mask=is_value)
-        else:
-            added *= tl.load(factors + at, mask=is_token, other=0.0)[:, None]
+        added *= tl.load(factors + at, mask=is_token, other=0.0)[:, None]
         total = tl.load(totals + at, mask=is_token, other=0.0)
         last = tl.load(totals + (first + count - 1) * heads + head)
         kept = tl.where(is_token, tl.exp(last - total), 0.0)
@@ -94,40 +83,33 @@ def _chunk_states(
 def chunk_states(
     keys: torch.Tensor,
     values: torch.Tensor,
-    factors: torch.Tensor | None,
-    corrections: torch.Tensor | None,
+    factors: torch.Tensor,
     totals: torch.Tensor,
     states: torch.Tensor,
     tables: PassTables,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the state before each chunk, and what the delta rule adds for each token; updates states in place.
+) -> torch.Tensor:
+    """Returns the state before each chunk [chunks, heads, key_dim, value_dim] in the dtype of keys; updates states in
+    place.
 
-    `keys` [tokens, key_heads * key_dim] and `values` [tokens, heads * value_dim] may be parts of wider rows. The delta
-    rule has `corrections` [tokens, heads, key_dim], and its keys are normalised here; a state space has factors of its
-    values [tokens, heads] fp32. `totals` [tokens, heads] fp32 are the logarithms of decays, added up within chunks.
-    `states` [slots, heads, key_dim, value_dim] fp32 has dense slots.
-
-    Returns states [chunks, heads, key_dim, value_dim] and, of the delta rule, values [tokens, heads, value_dim], in the
-    dtype of keys.
+    `keys` [tokens, key_heads * key_dim] and `values` [tokens, heads * value_dim] may be parts of wider rows. `factors`
+    of values and `totals`, the logarithms of decays added up within chunks, are [tokens, heads] fp32. `states` [slots,
+    heads, key_dim, value_dim] fp32 has dense slots.
     """
     _, heads, key_dim, value_dim = states.shape
     before = torch.empty((len(tables.chunks), heads, key_dim, value_dim), dtype=keys.dtype, device=keys.device)
-    added = values if corrections is None else torch.empty_like(values)
     block = min(max(_LEAST, next_power_of_2(value_dim)), _MOST_VALUES)
     _chunk_states[(len(tables.rows), heads, cdiv(value_dim, block))](
         keys,
         keys.stride(0),
         values,
         values.stride(0),
-        totals if factors is None else factors,
-        keys if corrections is None else corrections,
+        factors,
         totals,
         tables.rows,
         tables.chunks,
         states,
         states.stride(0),
         before,
-        added,
         heads,
         REPEATS=heads * key_dim // keys.shape[1],
         KEY_DIM=key_dim,
@@ -135,8 +117,7 @@ def chunk_states(
         SIZE=CHUNK_SIZE,
         BLOCK_K=max(_LEAST, next_power_of_2(key_dim)),
         BLOCK_V=block,
-        IS_DELTA=corrections is not None,
         num_warps=4,
         num_stages=2,
     )
-    return before, added
+    return before

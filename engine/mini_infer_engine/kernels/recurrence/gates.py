@@ -1,4 +1,4 @@
-"""Computes the decays, time steps and normed queries and keys of linear recurrences, within kernels."""
+"""Computes the decays, time steps and gated norms of linear recurrences, within kernels."""
 
 import triton
 import triton.language as tl
@@ -26,7 +26,10 @@ def time_step_of(x, dt_bias, least, most):
 
 
 @triton.jit
-def normalised_rows(x, axis: tl.constexpr):
-    """Returns queries or keys of length 1 along the axis, which is 0 for one of them."""
-    squares = tl.sum(x * x, axis=axis, keep_dims=True)
-    return x * tl.rsqrt(squares + 1e-6)
+def gated_norm(x, gate, weight, eps, SIZE: tl.constexpr, dtype: tl.constexpr):
+    """Returns norm(x) * weight * silu(gate) for rows [rows, SIZE] of heads, rounded where transformers rounds it."""
+    x = x.to(dtype).to(tl.float32)
+    gate = gate.to(tl.float32)
+    normed = x * tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / SIZE + eps)
+    normed = (normed.to(dtype).to(tl.float32) * weight.to(tl.float32)).to(dtype).to(tl.float32)
+    return (normed * gate / (1.0 + tl.exp(-gate))).to(dtype)

@@ -33,7 +33,7 @@ class PassTables:
     padding.
     """
     stores: torch.Tensor
-    """[stores, 2]: tokens of the row, slot to which the convolution's inputs before the next token are written."""
+    """[stores, 2]: tokens of the row, slot to which its state after them is written; a row's in the order of tokens."""
     padding_slot: int
     step_tokens: int = 1
     """Consecutive tokens of each step. With more than one, the state after each token but the last is written to a slot

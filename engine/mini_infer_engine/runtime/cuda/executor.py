@@ -433,6 +433,7 @@ class CudaExecutor:
         return CapturedModel(
             model=self.worker.model,
             ops=self.captured_ops,
+            kernels=self.kernels,
             attention=self.attention,
             state=self.state,
             slots=sampling.slots,
@@ -662,7 +663,7 @@ class CudaExecutor:
             attention = MarkedAttention(attention, self.layers.mark)
         if self.pool.states is not None:
             tables = pass_tables(batch.rows, self.pool.states, self.worker.device)
-            attention = TritonRecurrentPass(attention, self.pool.states, tables)
+            attention = TritonRecurrentPass(attention, self.pool.states, tables, self.kernels)
         if self.stage is None or self.stage.is_first:
             hidden = model.embed(self.ops, token_ids)
         else:

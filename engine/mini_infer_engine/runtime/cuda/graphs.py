@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mini_infer_engine.core.batch import Row, continued_slots
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
+from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.embed_decode import gather_places
 from mini_infer_engine.kernels.sampling.state_update import STATE_FIELDS, update_slots
 from mini_infer_engine.models.causal_model import CausalModel
@@ -78,6 +79,7 @@ class CapturedModel:
 
     model: CausalModel
     ops: Ops
+    kernels: KernelContext
     attention: TritonBackend
     state: DeviceBatchState
     slots: Tensor  # [rows] int32, of decode rows
@@ -180,7 +182,7 @@ class DecodeGraph:
         planned: AttentionPass = TritonAttentionPass(attend, attend, None, positions)
         if parts.recurrent is not None:
             tables = decode_tables(slots, self._steps, parts.state.padding_slot)
-            planned = TritonRecurrentPass(planned, parts.recurrent, tables)
+            planned = TritonRecurrentPass(planned, parts.recurrent, tables, parts.kernels)
         residual = model(parts.ops, hidden, planned)
         if not parts.samples:
             parts.leave(residual)
@@ -335,7 +337,7 @@ class PrefillGraph:
             logits_indices = sample_rows if parts.states is None else None
             planned = parts.reporting(TritonAttentionPass(attend, selected, logits_indices, positions))
         if parts.recurrent is not None and self._recurrent is not None:
-            planned = TritonRecurrentPass(planned, parts.recurrent, self._recurrent.tables)
+            planned = TritonRecurrentPass(planned, parts.recurrent, self._recurrent.tables, parts.kernels)
         residual = model(parts.ops, hidden, planned)
         if not parts.samples:
             parts.leave(residual)

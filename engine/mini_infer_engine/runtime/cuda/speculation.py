@@ -470,7 +470,7 @@ class CudaSpeculation:
         if self._recurrent is not None and model is self._worker.model:
             steps = blank_steps(bucket, self._state.device, count)
             rows = verify_tables(slots, steps, count, self._recurrent, self._state.padding_slot)
-            planned = TritonRecurrentPass(planned, self._recurrent, rows)
+            planned = TritonRecurrentPass(planned, self._recurrent, rows, self._kernels)
         residual: ResidualState = model(self._ops, hidden, planned)
         if self._states is not None and model is self._worker.model:
             self._states.store(self._ops, inputs.kv_index[0])

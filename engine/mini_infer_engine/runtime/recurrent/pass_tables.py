@@ -39,7 +39,7 @@ class _Lines:
         for row in rows:
             source = source_slot(row, pool)
             source = NO_SLOT if source is None else source
-            places = [(count, pool.checkpoint_slot(checkpoint)) for count, checkpoint in row.checkpoints]
+            places = [(count, pool.checkpoint_slot(checkpoint)) for count, checkpoint in sorted(row.checkpoints)]
             if row.count == 1:
                 found.steps.append((begin, source, row.slot, places[0][1] if places else NO_SLOT))
             else:

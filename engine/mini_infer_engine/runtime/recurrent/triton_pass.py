@@ -3,13 +3,17 @@
 import torch
 from torch import Tensor
 
+from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.norm.gated_rms_norm import gated_rms_norm
 from mini_infer_engine.kernels.recurrence.causal_convolution import Epilogue, causal_convolution
-from mini_infer_engine.kernels.recurrence.chunk_outputs import gated_delta_outputs, state_space_outputs
+from mini_infer_engine.kernels.recurrence.chunk_outputs import state_space_outputs
 from mini_infer_engine.kernels.recurrence.chunk_states import chunk_states
+from mini_infer_engine.kernels.recurrence.gated_delta_config import scan_config, step_config
+from mini_infer_engine.kernels.recurrence.gated_delta_prepare import prepare_gated_delta
+from mini_infer_engine.kernels.recurrence.gated_delta_scan import gated_delta_scan
 from mini_infer_engine.kernels.recurrence.gated_delta_step import gated_delta_step
 from mini_infer_engine.kernels.recurrence.pass_tables import PassTables
-from mini_infer_engine.kernels.recurrence.prepare_chunks import prepare_gated_delta, prepare_state_space
+from mini_infer_engine.kernels.recurrence.prepare_chunks import prepare_state_space
 from mini_infer_engine.kernels.recurrence.state_space_step import state_space_step
 from mini_infer_engine.layers.attention import AttentionBlock
 from mini_infer_engine.layers.gated_delta_net import GatedDeltaNet
@@ -26,8 +30,8 @@ class TritonRecurrentPass:
     Rows of one token are updated together, in place; longer ones are cut into chunks, at checkpoints too.
     """
 
-    def __init__(self, attention: AttentionPass, pool: StatePool, tables: PassTables) -> None:
-        self._attention, self._pool, self._tables = attention, pool, tables
+    def __init__(self, attention: AttentionPass, pool: StatePool, tables: PassTables, kernels: KernelContext) -> None:
+        self._attention, self._pool, self._tables, self._kernels = attention, pool, tables, kernels
         self.logits_indices, self.positions = attention.logits_indices, attention.positions
 
     def attend(self, qkv: Tensor, layer: AttentionBlock) -> Tensor:
@@ -42,12 +46,14 @@ class TritonRecurrentPass:
         out = tables.outputs(len(qkv), spec.value_width, qkv)
         weights = strengths, decays, block.A_log, block.dt_bias
         if len(tables.steps):
-            gated_delta_step(mixed, gates, *weights, norm.weight, norm.eps, states, tables, out)
+            config = step_config(len(tables.steps), spec.num_value_heads, pdl=self._kernels.policy.pdl)
+            launch = config, self._kernels.workspace
+            gated_delta_step(mixed, gates, *weights, norm.weight, norm.eps, states, tables, out, *launch)
         if len(tables.rows):
             q, k, _ = torch.split(mixed, [spec.key_width, spec.key_width, spec.value_width], dim=1)
-            values, corrections, totals = prepare_gated_delta(mixed, *weights, spec.key_dim, spec.value_dim, tables)
-            before, added = chunk_states(k, values.flatten(1), None, corrections, totals, states, tables)
-            gated_delta_outputs(q, k, added, totals, before, gates, norm.weight, norm.eps, tables, out)
+            prepared = prepare_gated_delta(mixed, *weights, spec.key_dim, spec.value_dim, tables)
+            config_of_scan = scan_config(mixed.dtype)
+            gated_delta_scan(q, k, prepared, gates, norm.weight, norm.eps, states, tables, out, config_of_scan)
         return out
 
     def mamba2(self, projected: Tensor, block: Mamba2) -> Tensor:
@@ -62,7 +68,7 @@ class TritonRecurrentPass:
         if len(tables.rows):
             x, b, c = torch.split(mixed, [spec.width, spec.group_width, spec.group_width], dim=1)
             factors, totals = prepare_state_space(time_steps, block.A_log, block.dt_bias, limits, tables)
-            before, _ = chunk_states(b, x, factors, None, totals, states, tables)
+            before = chunk_states(b, x, factors, totals, states, tables)
             state_space_outputs(c, b, x, factors, totals, before, block.D, tables, out)
         if block.norm.is_shared:
             return block.norm.gated(out.float(), gates)
