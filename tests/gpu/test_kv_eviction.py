@@ -24,7 +24,7 @@ ENGINE: dict[str, Any] = {"kv_policy": "h2o", "kv_budget": 512}
 policies = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 
 
-def requests(policy: dict[str, Any], name: str = "", outputs: int = 60) -> list[Request]:
+def requests(policy: dict[str, Any], name: str = "", outputs: int = 60, full_outputs: int = 60) -> list[Request]:
     """Returns a dozen prompts of 30 to 400 tokens, three with equal beginnings; each third has a full cache."""
     dice = random.Random(5)
     shared, made = [dice.randrange(3, 199) for _ in range(200)], []
@@ -32,8 +32,9 @@ def requests(policy: dict[str, Any], name: str = "", outputs: int = 60) -> list[
         prompt = [dice.randrange(3, 199) for _ in range(length)]
         if index in (3, 5, 9):
             prompt[:200] = shared
-        fields = {"kv_policy": "full"} if index % 3 == 1 else policy
-        sampling = SamplingParams(temperature=0.0, max_tokens=outputs + index, ignore_eos=True, **fields)
+        is_full = index % 3 == 1
+        fields, most = ({"kv_policy": "full"}, full_outputs) if is_full else (policy, outputs)
+        sampling = SamplingParams(temperature=0.0, max_tokens=most + index, ignore_eos=True, **fields)
         made.append(Request(request_id=f"{name}{index}", prompt_token_ids=prompt, sampling=sampling))
     return made
 
@@ -78,9 +79,9 @@ def test_texts_are_unchanged_when_sequences_with_budgets_are_preempted(policy: d
     save_tiny_model(tmp_path, "qwen3", head_dim=64)
     settings = make_settings(tmp_path, page_size=16, **ENGINE)
     runner = make_runner(settings)
-    expected = texts(make_engine(settings, runner), requests(policy, outputs=90))
+    expected = texts(make_engine(settings, runner), requests(policy, outputs=90, full_outputs=340))
     memory = 37 * runner.pool.spec.page_bytes  # of 592 tokens: the longest request fits
     settings = make_settings(tmp_path, page_size=16, kv_cache_memory=memory, **ENGINE)
     engine = make_engine(settings, make_runner(settings))
-    assert texts(engine, requests(policy, outputs=90)) == expected
-    assert engine.stats().preemptions > 0
+    assert texts(engine, requests(policy, outputs=90, full_outputs=340)) == expected
+    assert engine.stats().preemptions > 0, "sequences with full caches grow until there is no page"
