@@ -42,7 +42,7 @@ from mini_infer_engine.core import engine as engine_module
 from mini_infer_engine.core.batch import NO_SWAP, Batch, Row
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.kv_tiers import tiers as tiers_module
-from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove
+from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove, StateMove
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.result import PassResult
 from mini_infer_gateway.fleet.return_times import ReturnTimes
@@ -186,7 +186,7 @@ class VirtualClock(Clock):
 class ModelledHost:
     """Main memory whose copies end when the clock says so, those of each direction one after another."""
 
-    identity, page_bytes = b"modelled", PAGE_TOKENS
+    identity, page_bytes, pages_per_state = b"modelled", PAGE_TOKENS, 0
     latency_s, bytes_per_s = COPY_LATENCY_S, COPY_TOKENS_PER_S
 
     def __init__(self, num_pages: int, clock: VirtualClock) -> None:
@@ -200,12 +200,14 @@ class ModelledHost:
         end_s = self._free_s[direction] = begin_s + COPY_LATENCY_S + len(moves) * PAGE_TOKENS / COPY_TOKENS_PER_S
         heapq.heappush(self._jobs, (end_s, ticket, end_s - now_s, len(moves)))
 
-    def store(self, ticket: int, moves: Sequence[PageMove]) -> None:
-        """Implements `HostMemory`."""
+    def store(self, ticket: int, moves: Sequence[PageMove], states: Sequence[StateMove] = ()) -> None:
+        """Implements `HostMemory`. There are no states."""
+        assert not states
         self._copy("store", ticket, moves)
 
-    def load(self, ticket: int, moves: Sequence[PageMove]) -> None:
-        """Implements `HostMemory`."""
+    def load(self, ticket: int, moves: Sequence[PageMove], states: Sequence[StateMove] = ()) -> None:
+        """Implements `HostMemory`. There are no states."""
+        assert not states
         self._copy("load", ticket, moves)
 
     def take(self) -> list[Moved]:
