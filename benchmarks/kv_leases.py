@@ -23,7 +23,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.common.shared_data import find_shared
+from benchmarks.routing.shared_data import find_shared
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_gateway.fleet.return_times import ReturnTimes
 

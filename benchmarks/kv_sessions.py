@@ -35,7 +35,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.shared_data import find_shared
+from benchmarks.routing.shared_data import find_shared
 from mini_infer_engine.config.model.kv_groups import UNIFORM
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core import engine as engine_module

@@ -35,10 +35,10 @@ from common.isolation import Figures
 from common.models import kv_bytes_per_token, model_folder
 from common.quiet import measuring
 from common.report import collect, integers, log_line, make_parser, medians_of, percentile, print_table, save, words
-from common.shared_data import find_shared
 from common.targets import Target, print_verdicts
 from common.tiered_engines import MAX_NUM_SEQS, VLLM, Cache, Ours, Server
 from common.together import Start, Together
+from routing.shared_data import find_shared
 
 TRACES = {"mooncake": "mooncake_conversation_trace.jsonl.xz", "agents": "agent_sessions.jsonl.xz"}
 TOKENS_PER_BLOCK = {"mooncake": 128, "agents": 32}

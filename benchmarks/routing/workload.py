@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
-from benchmarks.common.shared_data import find_shared
+from .shared_data import find_shared  # scripts know this package as routing
 
 MOONCAKE_BLOCK_TOKENS = 512
 MOONCAKE_TICK_S = 3.0
