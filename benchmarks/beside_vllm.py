@@ -121,7 +121,7 @@ def through_transformers(group: Group, root: Path, budget: Budget, stack: ExitSt
 
 
 def checkpoint(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke: bool) -> dict[str, Start]:
-    """As `offline`, both from one checkpoint."""
+    """Starts both as `offline` does, from one checkpoint."""
     model = engines.SMOKE_MODEL if smoke else group.arguments[0]
     written = root / f"{model} written"
     stack.enter_context(shared_checkpoint(model_folder(model, root), written, None, budget))

@@ -25,7 +25,7 @@ _SHARD_BYTES = 1 << 30
 _STANDARD_DEVIATION = 0.02
 """Of weights, dequantised and others."""
 _MX_EXPONENTS = 119, 121
-"""Of MXFP4, from and below, biased by 127: a random value of four bits has the root mean square 2.9."""
+"""Exponents of MXFP4, from and below, biased by 127: a random value of four bits has the root mean square 2.9."""
 _WRITERS = 4
 """Shards that are written at the same time."""
 Shapes = dict[str, tuple[int, ...]]

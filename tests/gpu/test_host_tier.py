@@ -14,6 +14,8 @@ import torch
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
+from mini_infer_engine.config.options.settings import EngineSettings
+from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove, StateMove
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.kernels.page_digest import page_digests
@@ -161,6 +163,15 @@ def sessions(num_sessions: int, num_turns: int) -> list[list[Request]]:
     return rounds
 
 
+def engine_that_loads(settings: EngineSettings) -> Engine:
+    """A model so small is computed sooner than copied: that is the engine's choice, and not what is tested here."""
+    runner = make_runner(settings)
+    runner.swap_space = replace(runner.swap_space, compute_s_per_token=1.0)
+    engine = make_engine(settings, runner)
+    engine._rate.committed = lambda step, now_s: None  # type: ignore[method-assign]  # a rate that stays
+    return engine
+
+
 @on_gpu
 @pytest.mark.parametrize(
     ("name", "changes"),
@@ -182,11 +193,7 @@ def test_texts_are_those_of_a_pool_that_is_large_enough(tmp_path: Path, name: st
     page_bytes = runner.pool.spec.page_bytes
     memory = {"kv_cache_memory": 61 * page_bytes, "kv_host_memory": 400 * page_bytes}
     settings = make_settings(tmp_path, **common, **memory)
-    runner = make_runner(settings)
-    # A model so small is computed sooner than copied: that is the engine's choice, and not what is tested here.
-    runner.swap_space = replace(runner.swap_space, compute_s_per_token=1.0)
-    engine = make_engine(settings, runner)
-    engine._rate.committed = lambda step, now_s: None  # type: ignore[method-assign]  # a rate that stays
+    engine = engine_that_loads(settings)
     made = []
     for one in sessions(12, 4):
         made.append(texts(engine, one))
@@ -213,10 +220,7 @@ def test_texts_are_those_of_a_large_pool_when_states_come_back(tmp_path: Path, k
     small = 61 * page_bytes + 40 * states.slots.slot_bytes
     memory = {"kv_cache_memory": small, "kv_host_memory": 400 * page_bytes + 200 * states.slots.slot_bytes}
     settings = make_settings(tmp_path, page_size=16, max_model_len=256, step_depth=step_depth, **memory)
-    runner = make_runner(settings)
-    runner.swap_space = replace(runner.swap_space, compute_s_per_token=1.0)
-    engine = make_engine(settings, runner)
-    engine._rate.committed = lambda step, now_s: None  # type: ignore[method-assign]  # a rate that stays
+    engine = engine_that_loads(settings)
     made = []
     for one in sessions(12, 4):
         made.append(texts(engine, one))

@@ -441,21 +441,26 @@ def test_every_row_goes_on_from_its_state_when_prompts_resume_from_checkpoints()
     assert resumed > 30
 
 
+def run_with_tiers(world: World, draw: random.Random, seed: int) -> None:
+    """Has 250 events happen, and all requests end. By its seed an engine has up to three kinds of broken tiers."""
+    broken = ("flip", "fail_copy", "fail_disk")[: seed % 4]
+    for _ in range(250):
+        draw.choices((world.add, world.add_beams, world.abort, world.step), weights=(1, 0.1, 0.3, 5))[0]()
+        if broken and draw.random() < 0.02:
+            break_tier(world, draw.choice(broken))
+        if not world.engine.has_work:
+            world.engine.write_behind()
+        world.check()
+    world.drain()
+
+
 def test_every_text_is_right_when_blocks_come_back_from_tiers_or_are_lost() -> None:
     """Thirty engines, 250 events each; the sums show that the events reach what they are meant to try."""
     host_tokens = disk_tokens = mismatches = errors = preemptions = 0
     for seed in range(30):
         draw = random.Random(seed)
         world = make_world(draw, SETUPS | TIERED)
-        broken = ("flip", "fail_copy", "fail_disk")[: seed % 4]
-        for _ in range(250):
-            draw.choices((world.add, world.add_beams, world.abort, world.step), weights=(1, 0.1, 0.3, 5))[0]()
-            if broken and draw.random() < 0.02:
-                break_tier(world, draw.choice(broken))
-            if not world.engine.has_work:
-                world.engine.write_behind()
-            world.check()
-        world.drain()
+        run_with_tiers(world, draw, seed)
         stats = world.engine.stats()
         tiers = stats.kv_tiers.tiers
         host_tokens += tiers["host"].hit_tokens
@@ -480,15 +485,7 @@ def test_every_text_is_right_when_groups_come_back_from_tiers_or_are_lost(groups
     for seed in range(40):
         draw = random.Random(seed)
         world = make_world(draw, SETUPS | TIERED | groups | wide)
-        broken = ("flip", "fail_copy", "fail_disk")[: seed % 4]
-        for _ in range(250):
-            draw.choices((world.add, world.add_beams, world.abort, world.step), weights=(1, 0.1, 0.3, 5))[0]()
-            if broken and draw.random() < 0.02:
-                break_tier(world, draw.choice(broken))
-            if not world.engine.has_work:
-                world.engine.write_behind()
-            world.check()
-        world.drain()
+        run_with_tiers(world, draw, seed)
         tiers = world.engine.stats().kv_tiers.tiers
         host_tokens += tiers["host"].hit_tokens
         disk_tokens += tiers["disk"].hit_tokens if "disk" in tiers else 0

@@ -1,4 +1,4 @@
-"""Which CUDA graphs an engine has when it is ready, and which follow first."""
+"""An engine has some CUDA graphs when it is ready, and others follow in an order."""
 
 import pytest
 

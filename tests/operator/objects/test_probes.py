@@ -1,4 +1,4 @@
-"""What the kubelet makes of an engine by its probes: one that refuses, hangs, stalls or is slow."""
+"""The kubelet ends an engine by its probes, or leaves it: one that refuses, hangs, stalls or is slow."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ LIMIT_S = 600.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What a probe that was sent at some time gets: after so many seconds, and whether it is 200."""
+    """The answer to a probe that was sent at some time: after so many seconds, and whether it is 200."""
 
     after_s: float = 0.0
     ok: bool = True

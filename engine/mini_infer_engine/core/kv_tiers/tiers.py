@@ -149,10 +149,10 @@ class KVTiers:
                 return NO_MATCH
             on_device, places = cache.hit_before_load(sequence, end)
             keys = [group_key(self._key(sequence, place + 1), group) for group, place in places]
-            found = [page for page in map(self._find, keys) if page is not None]
+            found = self._find_first(keys)
             if len(found) == len(keys):
                 break
-            end = next(place for key, (_, place) in zip(keys, places, strict=True) if self._find(key) is None)
+            end = places[len(found)][1]
         if any(map(self._loads.is_loading, keys)):
             return TierMatch(is_awaited=True)
         media = {end: [page.tier.name for page in found]}
@@ -187,16 +187,10 @@ class KVTiers:
 
     def _continuation(self, sequence: Sequence, num_on_device: int) -> list[TierPage] | None:
         """Returns the pages of lower tiers that continue a prefix; None if the first of them is being loaded."""
-        found: list[TierPage] = []
-        for place in range(num_on_device, self._most_pages(sequence)):
-            key = self._key(sequence, place + 1)
-            if not found and self._loads.is_loading(key):
-                return None
-            page = self._find(key)
-            if page is None:
-                break
-            found.append(page)
-        return found
+        ends = range(num_on_device + 1, self._most_pages(sequence) + 1)
+        if ends and self._loads.is_loading(self._key(sequence, ends[0])):
+            return None
+        return self._find_first(self._key(sequence, end) for end in ends)
 
     @property
     def _costs(self) -> dict[str, CopyCost]:
@@ -229,6 +223,16 @@ class KVTiers:
 
     def _find(self, key: bytes) -> TierPage | None:
         return self._find_on_host(key) or self._find_on_disk(key)
+
+    def _find_first(self, keys: Iterable[bytes]) -> list[TierPage]:
+        """Returns the pages with these keys up to the first that no lower tier has."""
+        found: list[TierPage] = []
+        for key in keys:
+            page = self._find(key)
+            if page is None:
+                break
+            found.append(page)
+        return found
 
     def _find_on_host(self, key: bytes) -> TierPage | None:
         page = self._host.page(key)

@@ -58,7 +58,7 @@ def stores_all(num_pages: int, num_below: int) -> bool:
 
 @dataclass(slots=True, frozen=True)
 class _Found:
-    """What is to be stored next: pages of the device with their blocks, and checkpoints of states."""
+    """Pages of the device with their blocks, and checkpoints of states, that are to be stored next."""
 
     pages: list[tuple[int, list[Block]]]
     states: list[Checkpoint]
@@ -142,12 +142,12 @@ class WriteBehind:
 
     def _find(self, most: int, *, is_idle: bool) -> _Found:
         """Returns what is to be stored next, in up to `most` pages of main memory: first what will be evicted soon."""
-        pool, pages, states = self._cache.pool, dict[int, list[Block]](), list[Checkpoint]()
+        pool, pages = self._cache.pool, dict[int, list[Block]]()
         state = (pool.num_cached, pool.least_recently_used(1), *self._state_of_checkpoints(), is_idle)
-        limit = min(self._stored_at_once, most)
-        if state != self._scanned_device:
-            states = self._find_states(most, is_idle=is_idle)
-            limit = min(self._stored_at_once, most - len(states) * self._copies.host.pages_per_state)
+        is_new = state != self._scanned_device
+        states = self._find_states(most, is_idle=is_idle) if is_new else []
+        limit = min(self._stored_at_once, most - len(states) * self._copies.host.pages_per_state)
+        if is_new:
             count = window(pool.num_pages, self._host.num_pages, self._host.num_blank, is_idle=is_idle)
             for page in pool.least_recently_used(count):
                 if len(pages) >= limit:

@@ -58,6 +58,7 @@ class HostTier(ABC):
         is taken as it is written to, on a GPU at once. Each row of `states` takes `pages_per_state` pages.
         """
         self._states, self.pages_per_state = states, pages_per_state
+        self._state_digests = None if states is None else PageDigests([states])
         self.num_pages, self.identity, self.shared = num_pages, identity, shared
         widths = [part.shape[1] for part in codec.parts]
         self.page_bytes = sum(widths) * WORD_BYTES
@@ -123,7 +124,6 @@ class CpuHostTier(HostTier):
         pages_per_state: int = 0,
     ) -> None:
         super().__init__(codec, num_pages, identity, shared, states, pages_per_state)
-        self._state_digests = None if states is None else PageDigests([states])
         self._flat = self.words.reshape(-1)
         self._codec = codec
         self._parts = [part.numpy().view(np.uint64) for part in codec.parts]
@@ -247,7 +247,6 @@ class CudaHostTier(HostTier):
         self._loading: Any = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
         self._copies: deque[_Copy] = deque()
         self._digests = {each: PageDigests(each.parts) for each in (self._storing_codec, self._loading_codec)}
-        self._state_digests = None if states is None else PageDigests([states])
 
     def store(self, ticket: int, moves: Sequence[PageMove], states: Sequence[StateMove] = ()) -> None:
         """Copies pages and states of the GPU to main memory, after all passes launched so far."""
