@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import zmq
@@ -113,10 +114,10 @@ class Group:
     """Two ranks in this process."""
 
     def __init__(self) -> None:
-        reports = zmq.Context.instance().socket(zmq.PULL)
-        reports.bind("inproc://copies")
+        reports, address = zmq.Context.instance().socket(zmq.PULL), f"inproc://copies-{uuid4()}"
+        reports.bind(address)  # an address stays taken for a moment after its socket was closed
         self.first, self.second = FakeMemory(), FakeMemory()
-        self.rank = RankCopies("inproc://copies", 1)
+        self.rank = RankCopies(address, 1)
         self.rank.memory = self.second
         self.memory = GroupHostMemory(self.first, 2, self._send, reports)
         self.reports = reports
