@@ -39,6 +39,16 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_the_tour_says_how_long_its_files_are():
+    """A tenth may be added or taken away before a reader would feel misled."""
+    tour = ROOT / "docs" / "tour.md"
+    stated = re.findall(r"\[[^\]]+\]\(([^)]+\.py)\)(?:\*\*)?\s+\((\d[\d,]*)", tour.read_text())
+    assert len(stated) > 20
+    for path, number in stated:
+        lines = len((tour.parent / path).read_text().splitlines())
+        assert abs(int(number.replace(",", "")) - lines) <= max(10, lines // 10), (path, lines)
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_document_links_resolve(path: Path) -> None:
     targets = [target for target in LINK.findall(path.read_text()) if "://" not in target]

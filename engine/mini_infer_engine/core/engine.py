@@ -15,22 +15,19 @@ from typing import Any
 
 import msgspec
 
-from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, root_key
+from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_contract.events import BlockStored, KVEvent, LoadReport
 from mini_infer_engine.config.model.vision import VisionConfig
-from mini_infer_engine.config.options.kv_policies import KVPolicy, policy_of_request, room_fault
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.config.options.speculation import speculation_of
 from mini_infer_engine.core.batch import Runner, RunnerLostError
-from mini_infer_engine.core.beam_search.group import BeamGroup, request_of_beams, rules_of
 from mini_infer_engine.core.constraints import NO_GUESSES, Constraints, NoConstraints, has_constrained_rows
 from mini_infer_engine.core.encoder_cache import EncoderCacheManager
 from mini_infer_engine.core.grammars.compiler import GrammarCompiler
 from mini_infer_engine.core.guarded_connector import FAULT, GuardedConnector
 from mini_infer_engine.core.hybrid_kv_cache_manager import make_kv_cache_manager
-from mini_infer_engine.core.images import NO_IMAGES, PromptImages, images_fault
+from mini_infer_engine.core.input_processor import InputProcessor
 from mini_infer_engine.core.kv_cache_manager import SWAP
-from mini_infer_engine.core.kv_eviction import request_obstacle
 from mini_infer_engine.core.kv_tiers.host_blocks import HostBlocks
 from mini_infer_engine.core.kv_tiers.stats import with_tier
 from mini_infer_engine.core.kv_tiers.tier_memory import DiskMemory
@@ -38,10 +35,10 @@ from mini_infer_engine.core.kv_tiers.tiers import DISK, HOST, make_kv_tiers
 from mini_infer_engine.core.kv_transfer import KVConnector, LayerProgress, NotReceived, Received
 from mini_infer_engine.core.output_processor import OutputProcessor
 from mini_infer_engine.core.prefill_rate import PrefillRate
-from mini_infer_engine.core.request import NO_TARGETS, CachedTokens, Output, Request
+from mini_infer_engine.core.request import CachedTokens, Output, Request
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.core.scheduler import Scheduler
-from mini_infer_engine.core.scheduling.from_options import default_targets, policy_of
+from mini_infer_engine.core.scheduling.from_options import policy_of
 from mini_infer_engine.core.sequence import Sequence, State
 from mini_infer_engine.core.speculation.planner import NoSpeculation, SpeculationPlanner
 from mini_infer_engine.core.stats import EngineStats
@@ -144,16 +141,9 @@ class Engine:
             encoder_cache=EncoderCacheManager(settings.mm_encoder_cache_tokens, token_budget),
             tiers=self._tiers,
         )
-        self._settings = settings
-        self._vision = vision
-        self._longest_block = min(chunk_limit, token_budget - settings.max_num_seqs + 1)
-        """Most tokens that a chunk cannot divide: there is room for them beside the decode rows of all others."""
         self._runner = runner
         self._num_stages = settings.pipeline_parallel_size
         self._depth = settings.step_depth + self._num_stages - 1
-        self._eos_token_ids = frozenset(eos_token_ids)
-        self._max_model_len = max_model_len
-        self._model_revision = model_revision
         self._outputs = OutputProcessor(self.scheduler)
         self._in_flight: deque[tuple[Any, Step]] = deque()
         self._waits_for_masks = False
@@ -161,7 +151,18 @@ class Engine:
         self._launches_ahead = settings.step_depth == 1 and self._num_stages == 1
         """True if the pass after one that was sampled within grammars is launched in the same step."""
         self._constraints = NoConstraints() if grammars is None else Constraints(grammars, eos_token_ids)
-        self._arrivals = 0
+        self.inputs = InputProcessor(
+            settings,
+            runner,
+            self.scheduler,
+            self._constraints,
+            self._speculation,
+            eos_token_ids=eos_token_ids,
+            max_model_len=max_model_len,
+            model_revision=model_revision,
+            longest_block=min(chunk_limit, token_budget - settings.max_num_seqs + 1),
+            vision=vision,
+        )
         self._record_events = record_events
         self._accepted: list[str] = []
         self._ended_already: list[Output] = []
@@ -175,7 +176,6 @@ class Engine:
         self._last_commit_s = 0.0
         self._stats = EngineStats()
         self._rate = PrefillRate()
-        self._default_targets = default_targets(settings)
 
     @property
     def kv_connector(self) -> KVConnector | None:
@@ -191,49 +191,17 @@ class Engine:
     def add(self, request: Request, *, is_for_peer: bool = False) -> None:
         """Queues a request, or has the next step refuse it if its latency targets cannot be met.
 
-        Raises ValueError if its id is in use, if it is longer than the model allows, or if the runner cannot serve it.
-        A prompt that is computed `is_for_peer` has no targets here.
+        Raises ValueError if its id is in use, or if it cannot be served (`InputProcessor.process`).
         """
         self._waits_for_peers = False
-        self._check(request)
-        sampling, num_prompt = request.sampling, len(request.prompt_token_ids)
-        max_tokens = self._max_model_len if sampling.max_tokens is None else sampling.max_tokens
-        stops = frozenset(sampling.stop_token_ids)
-        if not sampling.ignore_eos:
-            stops |= self._eos_token_ids
-        original, rules = request, rules_of(request, stops, min(max_tokens, self._max_model_len - num_prompt))
-        if rules is not None:
-            self.scheduler.check_group_fits(rules.width, num_prompt, num_prompt + rules.max_tokens)
-            request = request_of_beams(request, rules)
-        if refusal := self._runner.refuses(request):
-            raise ValueError(refusal)
-        policy = self._kv_policy(request)
-        images = NO_IMAGES
-        if request.images:
-            images = self._images(request)
-        if request.kv_source is not None and self._transfers.refuses(request):
-            request = msgspec.structs.replace(request, kv_source=None)
-        sequence = Sequence(
-            request,
-            order=(request.priority, self._arrivals),
-            arrival_s=time.monotonic(),
-            root=root_key(self._model_revision, salt=request.cache_salt),
-            last_position=min(num_prompt + max_tokens, self._max_model_len) - 2,
-            stops=stops,
-            suppressed=tuple(sorted(stops)) if sampling.min_tokens else (),
-            kv_policy=policy,
-            speculates=not images and policy is None and self._speculation.speculates(request),
-            may_load=policy is None,
-            images=images,
-            targets=NO_TARGETS if is_for_peer else request.targets.or_defaults(self._default_targets),
-            may_swap=not is_for_peer and sampling.prompt_logprobs is None,
-        )
-        self._arrivals += 1
-        if len(sequence.token_ids) > num_prompt and (reason := sequence.finish_reason(sequence.token_ids[-1])):
+        if request.request_id in self._outputs.sequences:
+            raise ValueError(f"request id {request.request_id!r} is in use: choose another")
+        sequence, beams = self.inputs.process(request, self._transfers, is_for_peer=is_for_peer)
+        resumes = len(sequence.token_ids) > len(request.prompt_token_ids)
+        if resumes and (reason := sequence.finish_reason(sequence.token_ids[-1])):
             self._ended_already.append(Output(request_id=request.request_id, token_ids=[], finish_reason=reason))
             return
-        beams = None if rules is None else BeamGroup(sequence, rules, original)
-        if sampling.grammar is not None:
+        if request.sampling.grammar is not None:
             self._constraints.add(sequence)
         elif (unmet := self.scheduler.add(sequence, sequence.arrival_s)) is not None:
             self._ended_already.append(_refused(request.request_id, unmet))
@@ -241,59 +209,6 @@ class Engine:
         self._outputs.expect(sequence, beams)
         if self._record_events:
             self._accepted.append(request.request_id)
-
-    def _check(self, request: Request) -> None:
-        """Raises ValueError if no engine with this model could serve the request."""
-        num_prompt = len(request.prompt_token_ids)
-        if request.request_id in self._outputs.sequences:
-            raise ValueError(f"request id {request.request_id!r} is in use: choose another")
-        if not 1 <= num_prompt < self._max_model_len:
-            raise ValueError(
-                f"request {request.request_id!r} has {num_prompt} prompt tokens: there must be at least one, and "
-                f"fewer than the {self._max_model_len} of the model's context"
-            )
-        sampling = request.sampling
-        if sampling.max_tokens is not None and sampling.max_tokens < 1:
-            raise ValueError(f"request {request.request_id!r} has max_tokens {sampling.max_tokens}: ask for at least 1")
-        if sampling.grammar is not None and not self._constraints.are_supported:
-            raise ValueError(f"{sampling.grammar.param} needs a tokenizer, and this engine runs without: leave it out")
-        if sampling.grammar is not None and request.beam_search is not None:
-            raise ValueError(f"{sampling.grammar.param} does not go with use_beam_search: leave out one of them")
-
-    def _kv_policy(self, request: Request) -> KVPolicy | None:
-        """Returns the policy by which a request's sequence loses cached tokens. Raises ValueError if it cannot."""
-        policy = policy_of_request(request.sampling.kv_policy, request.sampling.kv_budget, self._settings)
-        if policy is None or request.embeds:  # nothing is generated after a prompt that is embedded
-            return None
-        obstacle = self._runner.eviction_obstacle or request_obstacle(request)
-        if obstacle is None and self._transfers.is_present:
-            obstacle = "KV transfer moves whole caches"
-        if obstacle is not None:
-            raise ValueError(f"kv_policy {policy.name!r} does not work here, for {obstacle}: send kv_policy 'full'")
-        if (fault := room_fault(policy, self._longest_block)) is not None:
-            raise ValueError(fault)
-        return policy
-
-    def _images(self, request: Request) -> PromptImages:
-        """Returns the images of a prompt. Raises ValueError if they cannot be read."""
-        if self._vision is None:
-            raise ValueError("images: this engine reads text alone: leave them out")
-        fault = images_fault(request.prompt_token_ids, request.images, self._vision)
-        if fault is not None:
-            raise ValueError(f"images of request {request.request_id!r}: {fault}")
-        images = PromptImages.of(request.images, self._vision)
-        capacity = self.scheduler.encoder_cache.capacity
-        if (largest := max(images.longest_block(), *(image.num_tokens for image in images.rows))) > capacity:
-            raise ValueError(
-                f"images: one has {largest} tokens, and this engine reads {capacity} at most "
-                "(--mm-encoder-cache-tokens): send a smaller image"
-            )
-        if images.longest_block() > self._longest_block:
-            raise ValueError(
-                f"images: {images.longest_block()} tokens must be computed in one pass, and there is room for "
-                f"{self._longest_block} beside all sequences: raise --max-num-batched-tokens"
-            )
-        return images
 
     def abort(self, request_id: str) -> None:
         """Drops a request within two steps, in a pipeline within two for each stage. No output reports it.
@@ -439,16 +354,7 @@ class Engine:
         """
         self._take_loaded()
         self.scheduler.kv_cache.pool.advance(time.monotonic())
-        sequence = Sequence(
-            request,
-            order=(),
-            arrival_s=0.0,
-            root=root_key(self._model_revision, salt=request.cache_salt),
-            last_position=0,
-            stops=frozenset(),
-            suppressed=(),
-            images=self._images(request) if request.images else NO_IMAGES,
-        )
+        sequence = self.inputs.unserved(request)
         self.scheduler.kv_cache.hint(sequence)
         if request.lease_s < 0 and self._tiers.is_present:
             sequence.known_keys(len(sequence.token_ids) // BLOCK_SIZE_TOKENS)

@@ -82,8 +82,8 @@ class EvictingWorld(World):
 
     def draw_request(self) -> Request:
         request, policy = super().draw_request(), dict[str, Any](kv_policy="full")
-        chosen = self.draw.choice(("full", "streaming-llm", "snapkv", self.engine._settings.kv_policy))
-        if chosen == "snapkv" and room_fault(KVPolicy("snapkv", 65), self.engine._longest_block) is None:
+        chosen = self.draw.choice(("full", "streaming-llm", "snapkv", self.engine.inputs.settings.kv_policy))
+        if chosen == "snapkv" and room_fault(KVPolicy("snapkv", 65), self.engine.inputs.longest_block) is None:
             policy = {"kv_policy": chosen, "kv_budget": self.draw.choice((65, 70, 100))}
         elif chosen != "full":
             name = "h2o" if chosen == "h2o" else "streaming-llm"
