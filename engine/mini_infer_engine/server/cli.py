@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = settings_from(options)
     except ValueError as error:
         name, blank, fault = str(error).partition(" ")
-        parser.error(f"--{name.replace('_', '-')}{blank}{fault}")
+        parser.error(f"--{name.removeprefix('--').replace('_', '-')}{blank}{fault}")
     configure_logging(options.log_level, options.log_format)
     if without_effect:
         logger.info("flags of vLLM's without effect here: %s", ", ".join(without_effect))

@@ -51,6 +51,25 @@ def test_the_flag_is_named_when_an_option_is_wrong(capsys: pytest.CaptureFixture
     assert "error: --speculative-method is head, which needs" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flags", "fault"),
+    [
+        (["--kv-disk-size", "1GB"], "--kv-disk-path and --kv-disk-size go together"),
+        (["--kv-host-path", "/dev/shm/x"], "--kv-host-path is where --kv-host-memory lies"),
+        (["--kv-policy", "snapkv"], "--kv-policy snapkv: kv_budget is missing"),
+        (["--kv-selection-budget", "64"], "--kv-selection-budget goes with --kv-selection quest"),
+        (["--kv-host-memory", "9" * 400], "argument --kv-host-memory: '99"),
+        (["--kv-host-memory", "0.5"], "argument --kv-host-memory: '0.5' is no size"),
+    ],
+)
+def test_a_flag_has_its_two_dashes_in_the_error_when_options_of_the_kv_cache_are_wrong(
+    flags: list[str], fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["demo", *flags])
+    assert f"mini-infer-serve: error: {fault}" in capsys.readouterr().err
+
+
 def test_server_flags_become_settings() -> None:
     flags = "--model m --served-model-name a b --kv-cache-memory 512MiB --no-enable-prefix-caching --step-depth 0"
     settings = settings_from(make_parser().parse_args(flags.split()))

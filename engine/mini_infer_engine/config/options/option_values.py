@@ -1,6 +1,7 @@
 """Reads and checks values of options, for command lines and keywords alike. Knows no option by name."""
 
 import re
+from math import inf
 from typing import Any, Literal, get_args, get_origin
 
 from mini_infer_contract.options import OptionRow
@@ -8,14 +9,17 @@ from mini_infer_contract.options import OptionRow
 _UNITS = {
     "": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40
 }  # fmt: skip
+_LONGEST_SHOWN = 80
+"""Characters of a wrong value that an error repeats."""
 
 
 def bytes_of(text: str) -> int:
     """Returns the bytes of "512MiB", "2GB", "1.5g" or a plain number. Raises ValueError if it is no size."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", text.strip().upper())
-    if match is None:
-        raise ValueError(f"{text!r} is no size: write bytes, or a number with KB, MB, GB, MiB, GiB")
-    return int(float(match[1]) * _UNITS[match[2] or ""])
+    size = 0.0 if match is None else float(match[1]) * _UNITS[match[2] or ""]
+    if match is None or size == inf or 0 < size < 1:
+        raise ValueError(f"{text[:_LONGEST_SHOWN]!r} is no size: write bytes, or a number with KB, MB, GB, MiB, GiB")
+    return int(size)
 
 
 def count_of(text: str) -> int | None:
