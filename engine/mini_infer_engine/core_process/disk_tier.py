@@ -37,7 +37,8 @@ def open_disk(
         store = DiskStore(folder, capacity, host.page_bytes, page_tokens, host.page_memory)
     except OSError as error:
         raise ValueError(
-            f"--kv-disk-path {path}: {error.strerror or error}: name a folder that can be written"
+            f"--kv-disk-path {path}: {error.filename or path}: {error.strerror or error}: name a folder that can be "
+            "written"
         ) from error
     host.identity = identity.encode()
     log.info("KV tier on the disk: %s, %.2f GB", folder.path, store.capacity_bytes / 1e9)

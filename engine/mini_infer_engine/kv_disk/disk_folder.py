@@ -2,40 +2,46 @@
 
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 _MOST_ENGINES = 1024
+_SEGMENTS = "segment-*.kv"
 
 
 class DiskFolder:
     """A locked folder, whose lock lasts as long as this process."""
 
     def __init__(self, path: Path, identity: str) -> None:
-        """Takes the first of the folders engine-0, engine-1 ... in `path` that is not in use.
+        """Takes one of the folders engine-0, engine-1 ... in `path` that no engine uses: the first that has blocks of
+        this identity, or else the first of all.
 
-        Segments of another identity are removed: a changed model never hits. Raises OSError if it cannot be used.
+        Segments of another identity are removed there, and in the other folders that no engine uses: a changed model
+        never hits, and leaves nothing behind. Raises OSError if the folder cannot be used.
         """
-        for number in range(_MOST_ENGINES):
-            self.path = path / f"engine-{number}"
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        folders = [path / f"engine-{number}" for number in range(_MOST_ENGINES)]
+        known = [folder for folder in folders if _identity(folder) is not None]
+        own = [folder for folder in known if _identity(folder) == identity.encode()]
+        for folder in (*own, *(folder for folder in folders if folder not in own)):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = _lock(folder)
+            if lock is not None:
+                self.path, self._lock = folder, lock
                 break
-            except BlockingIOError:
-                os.close(self._lock)
         else:
-            raise OSError(f"{path}: {_MOST_ENGINES} engines use it already")
-        known = self.path / "identity"
-        if not known.exists() or known.read_text() != identity:
-            for segment in self.segments():
-                self.segment(segment).unlink()
-            known.write_text(identity)
+            raise OSError(f"{_MOST_ENGINES} engines use it already")
+        if _identity(self.path) != identity.encode():
+            _empty(self.path)
+            (self.path / "identity").write_bytes(identity.encode())
+        for folder in known:
+            if folder not in own and folder != self.path and (lock := _lock(folder)) is not None:
+                _empty(folder)
+                os.close(lock)
 
-    def segments(self) -> list[int]:
-        """Returns the numbers of the segment files."""
-        names = (file.stem.removeprefix("segment-") for file in self.path.glob("segment-*.kv"))
-        return sorted(int(name) for name in names if name.isdecimal())
+    def segments(self) -> dict[int, int]:
+        """Returns the bytes of the segment files by number."""
+        names = {file.stem.removeprefix("segment-"): file for file in self.path.glob(_SEGMENTS)}
+        return {int(name): file.stat().st_size for name, file in names.items() if name.isdecimal()}
 
     def segment(self, number: int) -> Path:
         """Returns the path of a segment file."""
@@ -44,3 +50,30 @@ class DiskFolder:
     def release(self) -> None:
         """Gives the folder back to other engines."""
         os.close(self._lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """Returns a file that locks a folder for as long as it is open, or None if an engine uses the folder."""
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _identity(folder: Path) -> bytes | None:
+    """Returns what the blocks in a folder are of, or None if that is unknown."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return (folder / "identity").read_bytes()
+    return None
+
+
+def _empty(folder: Path) -> None:
+    """Removes all segments of a folder, those of an engine's other ranks included."""
+    for segment in folder.rglob(_SEGMENTS):
+        segment.unlink()

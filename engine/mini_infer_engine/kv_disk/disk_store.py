@@ -79,11 +79,8 @@ class DiskStore:
         self._recovered: list[DiskPage] = []
         self._dropped: list[int] = []
         self._buffers = local()
-        self._drop(self._log.segments[: max(0, len(self._log.segments) - self.layout.num_segments)])
-        self._log.segments = self._log.segments[-self.layout.num_segments :]
-        self._recovery = Thread(
-            target=self._recover, args=(list(self._log.segments),), name="kv-disk-recovery", daemon=True
-        )
+        self._drop(self._log.trim())
+        self._recovery = Thread(target=self._recover, args=(self._log.segments,), name="kv-disk-recovery", daemon=True)
         self._recovery.start()
         for number in range(NUM_THREADS):
             Thread(target=self._run, name=f"kv-disk-{number}", daemon=True).start()
@@ -137,7 +134,7 @@ class DiskStore:
     def read(self, ticket: int, location: int, host_page: int) -> None:
         """Reads a page into main memory."""
         number, offset = self.layout.place(location)
-        if number not in self._log.segments:
+        if number not in self._log:
             self._finish(DiskMoved(ticket, 0.0, is_gone=True))
             return
         segment = self._segment(number)

@@ -1,5 +1,6 @@
 """Tracks the segment files of a log: where the next page is written, and which files are dropped for it. No I/O."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 MOST_SEGMENT_BYTES = 256 << 20
@@ -49,33 +50,52 @@ class LogLayout:
 
 
 class SegmentLog:
-    """The numbers of the segments that exist, and the slot that is written next. Segments are never reused."""
+    """The numbers of the segments that exist, and the slot that is written next. Segments are never reused.
 
-    def __init__(self, layout: LogLayout, existing: list[int]) -> None:
-        """Takes the segments that a former process has left; none of them is written to again."""
+    The log is bounded by the slots of all segments together: a process that ends early leaves a short segment, which
+    takes the room of what it has.
+    """
+
+    def __init__(self, layout: LogLayout, existing: Mapping[int, int]) -> None:
+        """Takes the segments that a former process has left, and the bytes of each; none of them is written to again.
+        More than the log may have are there until `trim` is called.
+        """
         self._layout = layout
-        self.segments = sorted(existing)
-        self._next = (self.segments[-1] + 1 if self.segments else 0) * layout.slots_per_segment
+        self._slots = {number: -(-existing[number] // layout.slot_bytes) for number in sorted(existing)}
+        """The slots of each segment, the oldest first."""
+        self._num_slots = sum(self._slots.values())
+        self._next = (max(existing) + 1 if existing else 0) * layout.slots_per_segment
+
+    @property
+    def segments(self) -> list[int]:
+        """The segments that exist, the oldest first."""
+        return list(self._slots)
+
+    def __contains__(self, segment: int) -> bool:
+        return segment in self._slots
 
     @property
     def used_bytes(self) -> int:
         """Bytes of the slots of all segments; that being written counts as far as it is."""
-        layout = self._layout
-        used_slots = len(self.segments) * layout.slots_per_segment
-        if self.segments and (left := -self._next % layout.slots_per_segment):
-            used_slots -= left
-        return used_slots * layout.slot_bytes
+        return self._num_slots * self._layout.slot_bytes
 
     def append(self) -> tuple[int, list[int]]:
         """Returns the location for the next page, and the segments that are dropped for it, the oldest."""
-        location, dropped = self._next, list[int]()
+        location = self._next
         self._next += 1
         segment = location // self._layout.slots_per_segment
-        if not self.segments or self.segments[-1] != segment:
-            self.segments.append(segment)
-            while len(self.segments) > self._layout.num_segments:
-                dropped.append(self.segments.pop(0))
-        return location, dropped
+        self._slots[segment] = self._slots.get(segment, 0) + 1
+        self._num_slots += 1
+        return location, self.trim()
+
+    def trim(self) -> list[int]:
+        """Drops the oldest segments until the others are no larger than the log may be, and returns them."""
+        dropped, most = list[int](), self._layout.num_segments * self._layout.slots_per_segment
+        while self._num_slots > most:
+            oldest = next(iter(self._slots))
+            self._num_slots -= self._slots.pop(oldest)
+            dropped.append(oldest)
+        return dropped
 
     def locations(self, segment: int) -> range:
         """Returns the locations of a segment."""
@@ -84,6 +104,6 @@ class SegmentLog:
 
     def clear(self) -> list[int]:
         """Drops all segments, and returns them. The next page begins a new one."""
-        dropped, self.segments = self.segments, []
+        dropped, self._slots, self._num_slots = self.segments, {}, 0
         self._next = -(-self._next // self._layout.slots_per_segment) * self._layout.slots_per_segment
         return dropped

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import zmq
@@ -113,7 +114,7 @@ class Group:
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[Group]:
-    made = Group(tmp_path, "inproc://disks")
+    made = Group(tmp_path, f"inproc://disks-{uuid4()}")  # an address stays taken for a moment
     yield made
     made.close()
 

@@ -97,6 +97,53 @@ def test_each_engine_has_a_folder_of_its_own_when_several_share_a_path(tmp_path:
     assert DiskFolder(tmp_path, "model").path == first.path
 
 
+def test_engine_takes_the_folder_with_its_own_blocks_when_one_before_it_is_free_too(tmp_path: Path) -> None:
+    memory, first = Memory(), DiskFolder(tmp_path, "former model")
+    store = open_store(tmp_path, memory)
+    write(store, memory, 1)
+    first.release()
+    store._folder.release()
+    again = open_store(tmp_path, memory)
+    assert again.path == store.path
+    assert [page.record.key for page in again.take_recovered()] == [record_of(1).key]
+
+
+def test_no_folder_keeps_blocks_when_its_model_was_replaced(tmp_path: Path) -> None:
+    """Fewer engines run than before, and one of them had ranks."""
+    memory, used = Memory(), DiskFolder(tmp_path, "former model")
+    stores = [open_store(tmp_path, memory, identity="former model") for _ in range(2)]
+    ranks = open_store(stores[1].path / "rank-1", memory, identity="rank 1")
+    for store in (*stores, ranks):
+        write(store, memory, 1)
+        store._folder.release()
+    used.segment(0).write_bytes(b"of an engine that runs")
+    assert DiskFolder(tmp_path, "model").path == stores[0].path
+    assert list(tmp_path.rglob("*.kv")) == [used.segment(0)]
+
+
+def test_folder_is_used_when_its_identity_is_no_text(tmp_path: Path) -> None:
+    DiskFolder(tmp_path, "model").release()
+    (tmp_path / "engine-0" / "identity").write_bytes(b"\xff\xfe")
+    (tmp_path / "engine-0" / "segment-0000000003.kv").write_bytes(b"x")
+    folder = DiskFolder(tmp_path, "model")
+    assert folder.segments() == {}
+    assert (folder.path / "identity").read_text() == "model"
+
+
+def test_files_are_within_a_smaller_size_when_an_engine_is_started_anew(tmp_path: Path) -> None:
+    memory = Memory()
+    store = open_store(tmp_path, memory, capacity=1_000_000)
+    for number in range(60):
+        write(store, memory, number)
+    store._folder.release()
+    again = open_store(tmp_path, memory, capacity=100_000)
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*.kv")) <= 100_000
+    assert again.used_bytes <= 100_000
+    for number in range(30):
+        write(again, memory, number)
+        assert sum(file.stat().st_size for file in tmp_path.rglob("*.kv")) <= 100_000
+
+
 def test_oldest_pages_are_dropped_when_the_disk_tier_is_full(tmp_path: Path) -> None:
     memory = Memory()
     store = open_store(tmp_path, memory, capacity=100_000)

@@ -27,7 +27,7 @@ def test_capacity_is_refused_when_it_has_no_room_for_a_few_pages() -> None:
 
 def test_oldest_segment_is_dropped_when_the_log_is_full() -> None:
     layout = LogLayout(4096, 4096, slots_per_segment=2, num_segments=3)
-    log = SegmentLog(layout, [])
+    log = SegmentLog(layout, {})
     appended = [log.append() for _ in range(8)]
     assert [location for location, _ in appended] == list(range(8))
     assert [dropped for _, dropped in appended] == [[]] * 6 + [[0], []]
@@ -39,9 +39,29 @@ def test_oldest_segment_is_dropped_when_the_log_is_full() -> None:
 
 def test_new_segment_is_begun_when_a_former_process_has_left_some() -> None:
     layout = LogLayout(4096, 4096, slots_per_segment=2, num_segments=3)
-    log = SegmentLog(layout, [4, 3])
+    whole = 2 * layout.slot_bytes
+    log = SegmentLog(layout, {4: whole, 3: whole})
     assert log.append() == (10, [])
     assert log.segments == [3, 4, 5]
     assert log.used_bytes == 5 * layout.slot_bytes
     assert log.clear() == [3, 4, 5]
     assert log.append() == (12, [])
+
+
+def test_short_segments_take_the_room_of_their_pages_when_processes_ended_early() -> None:
+    layout = LogLayout(4096, 4096, slots_per_segment=4, num_segments=4)
+    sizes = {0: 4 * layout.slot_bytes}
+    for start in range(1, 13):
+        log = SegmentLog(layout, sizes)
+        log.append()
+        sizes = {**sizes, start: layout.slot_bytes - 1}  # it was killed before the slot was whole
+        assert log.segments == list(range(start + 1)), "one page a start drops none of the others"
+    assert SegmentLog(layout, sizes).append() == (13 * 4, [0])
+
+
+def test_larger_segments_are_dropped_when_the_log_has_become_smaller() -> None:
+    small = LogLayout(4096, 4096, slots_per_segment=1, num_segments=4)
+    log = SegmentLog(small, {0: 3 * small.slot_bytes, 1: 3 * small.slot_bytes})
+    assert log.trim() == [0]
+    assert log.used_bytes == 3 * small.slot_bytes
+    assert SegmentLog(small, {7: 5 * small.slot_bytes}).trim() == [7]
