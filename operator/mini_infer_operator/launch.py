@@ -215,7 +215,7 @@ def serve_arguments(
         *((f"--role={launch.role}", f"--transfer-port={addresses.transfer_port}") if launch.moves_cache else ()),
         *parallel_arguments(launch.parallelism),
         *((f"--nnodes={nodes}",) if nodes > 1 else ()),
-        *tier_arguments(launch.kv_cache, "" if launch.parallelism.ranks > 1 else kv_host_path, kv_disk_path),
+        *tier_arguments(launch.kv_cache, kv_host_path, kv_disk_path),
         *launch.arguments,
     ]
 

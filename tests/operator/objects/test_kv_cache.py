@@ -86,6 +86,14 @@ def test_a_role_has_its_own_tiers_when_it_names_some() -> None:
     assert flags(pod({})) == []
 
 
+@pytest.mark.parametrize("parallelism", [{"tensor": 2}, {"pipeline": 2}, {"data": 2, "tensor": 2}], ids=str)
+def test_main_memory_outlives_the_container_when_an_engine_has_ranks(parallelism: dict[str, int]) -> None:
+    expected = ["--kv-host-memory=1073741824", "--kv-host-path=/dev/shm/kv-cache"]
+    template = pod(HOST, parallelism=parallelism)
+    assert flags(template) == expected
+    assert {"name": "mini-infer-shm", "mountPath": "/dev/shm"} in template["containers"][0]["volumeMounts"]
+
+
 def test_blocks_in_the_tiers_have_a_format_of_their_own_when_the_cache_names_it() -> None:
     spec = {"kvCache": {"host": "1Gi", "dtype": "int4"}}
     assert flags(pod(spec))[-1] == "--kv-tier-dtype=int4"
