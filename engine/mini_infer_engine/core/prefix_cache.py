@@ -16,7 +16,7 @@ from typing import cast
 
 import msgspec
 
-from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys
+from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, KEY_BYTES, block_keys
 from mini_infer_contract.events import MEDIUM_GPU, BlockStored, KVEvent, block_removed, block_stored
 from mini_infer_engine.core.kv_eviction import NEVER
 from mini_infer_engine.core.page_allocator import PageAllocator
@@ -79,6 +79,11 @@ class PrefixCache:
         self._changes: list[Block | list[bytes]] = []  # blocks that were stored, or keys that were removed together
         self.whole_pages: deque[int] | None = None
         """Pages that have got their last block, the oldest first, for who takes them from here. None: nobody does."""
+
+    @property
+    def num_groups(self) -> int:
+        """The number of KV groups."""
+        return len(self._groups)
 
     def match_length(self, sequence: Sequence) -> int:
         """Returns the blocks of the longest cached prefix, without what must be computed: the last known token for its
@@ -160,8 +165,11 @@ class PrefixCache:
             self.whole_pages.append(page)
 
     def pages_of(self, keys: Items[bytes]) -> list[int]:
-        """Returns the pages of those of these blocks that are cached."""
-        return [self._blocks[key].pages[0] for key in keys if key in self._blocks]
+        """Returns the pages of those of these blocks that are cached. After its key, a block of another KV group than
+        the first has the number of the group in one byte.
+        """
+        blocks = (self._groups[sum(key[KEY_BYTES:])].get(key[:KEY_BYTES]) for key in keys)
+        return [block.pages[0] for block in blocks if block is not None]
 
     def knows(self, page: int) -> bool:
         """Returns True if blocks of the page can be hit."""

@@ -480,7 +480,7 @@ def test_every_text_is_right_when_groups_come_back_from_tiers_or_are_lost(groups
     """Forty engines of models with recurrent state, or with several KV groups, 250 events each. A row that goes on from
     the state of another place, or reads another group's page, fails in the fake runner.
     """
-    host_tokens = disk_tokens = loads = mismatches = errors = 0
+    host_tokens = disk_tokens = loads = mismatches = errors = prefetched = 0
     wide = {"num_tier_pages": ((3, 0), (12, 0), (60, 0), (6, 20), (8, 60), (60, 60))}
     for seed in range(40):
         draw = random.Random(seed)
@@ -491,10 +491,12 @@ def test_every_text_is_right_when_groups_come_back_from_tiers_or_are_lost(groups
         disk_tokens += tiers["disk"].hit_tokens if "disk" in tiers else 0
         mismatches += sum(tier.mismatches for tier in tiers.values())
         errors += sum(tier.errors for tier in tiers.values())
+        prefetched += sum(tier.prefetch_used_tokens for tier in tiers.values())
         assert world.runner.host_memory is not None
         loads += world.runner.host_memory.num_state_loads if groups is RECURRENT else world.runner.host_memory.num_loads
     assert host_tokens > 300
     assert disk_tokens > 15
     assert loads > 50
+    assert prefetched > 30
     assert mismatches > 0
     assert errors > 5

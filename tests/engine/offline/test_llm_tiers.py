@@ -99,7 +99,7 @@ def test_tokens_are_the_same_when_pages_of_any_form_come_back(
     roomy = LLM(str(tmp_path), kv_cache_memory=4_000_000, **common)
     expected = tokens(roomy)
     page_bytes = roomy._engine._runner.pool.spec.page_bytes  # type: ignore[attr-defined]  # it has a model
-    llm = LLM(str(tmp_path), kv_cache_memory=45 * page_bytes, kv_host_memory=200 * page_bytes, **common)
+    llm = LLM(str(tmp_path), kv_cache_memory=90 * page_bytes, kv_host_memory=200 * page_bytes, **common)
     use_tiers(llm)
     for _ in range(3):
         assert tokens(llm) == expected
@@ -107,6 +107,7 @@ def test_tokens_are_the_same_when_pages_of_any_form_come_back(
         llm._engine.scheduler.kv_cache.reset_prefix_cache()
     stats = llm._engine.stats().kv_tiers.tiers["host"]
     assert stats.hit_tokens > 100
+    assert stats.prefetch_used_tokens > 0, "prompts that wait in line are read ahead"
     assert (stats.mismatches, stats.errors) == (0, 0)
 
 

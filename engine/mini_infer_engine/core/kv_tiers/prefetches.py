@@ -15,6 +15,7 @@ from itertools import count
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_engine.core.kv_tiers.loads import Loaded, Loads, TierPage
+from mini_infer_engine.core.kv_tiers.page_record import group_key, page_key
 from mini_infer_engine.core.kv_tiers.tier_match import TierMatch
 from mini_infer_engine.core.prefix_cache import Hit, PrefixCache
 from mini_infer_engine.core.sequence import Sequence, State
@@ -77,20 +78,29 @@ class Prefetches:
         hit, pages, state = match.hit, match.pages[:most], match.state
         if hit is None or not match.is_load:
             return False
-        pool.retain_all(hit.pages)  # a parent outlives its children
+        on_device = self._retained([one.pages for one in (hit, *hit.others)])
+        pool.retain_all(on_device)  # a parent outlives its children
         room = self._room(len(pages), until_s, num_headroom_pages) if pages else 0
-        is_too_little = room < len(match.pages) if state is not None else room <= 0
-        if is_too_little:  # a state follows all pages
-            pool.release_all(reversed(hit.pages))
+        needs_all = state is not None or bool(match.places)  # a state follows all pages, and groups need all of theirs
+        if room < len(match.pages) if needs_all else room <= 0:
+            pool.release_all(reversed(on_device))
             return False
-        prefetch = _Prefetch(self._carrier(sequence, hit, pages[:room]), pages[:room], until_s)
+        pages = pages[:room]
+        prefetch = _Prefetch(self._carrier(sequence, hit, match.places or [(0, 0)] * len(pages)), pages, until_s)
         self._loading[prefetch.carrier] = prefetch
-        for page in prefetch.pages:
+        for page in pages:
             self._unused[page.record.key] = prefetch, page
-            page.tier.prefetched(self._page_size)
+            if page.record.is_reported:
+                page.tier.prefetched(self._page_size)
         heappush(self._ends, (until_s, next(self._serials), prefetch))
-        self._loads.begin(prefetch.carrier, prefetch.pages, state, is_first=False)
+        self._loads.begin(
+            prefetch.carrier, pages, state, is_first=False, places=match.places, num_pages=match.num_pages
+        )
         return True
+
+    def _retained(self, tables: Items[list[int]]) -> list[int]:
+        """Returns the pages of the KV groups' tables, without places whose pages a group does not retain."""
+        return [page for table in tables for page in table if page != self._pool.num_pages]
 
     def _room(self, num_wanted: int, until_s: float, num_headroom_pages: int) -> int:
         """Returns how many pages may be taken: blank ones, and those that are evicted first and lose nothing by it."""
@@ -99,19 +109,27 @@ class Prefetches:
         found = min(most, pool.num_blank)
         for page in pool.least_recently_used(max(0, most - found)):
             blocks = self._cache.whole_page(page)
-            if blocks is not None and not self._has(blocks[-1].key):
+            if blocks is not None and not self._has(page_key(blocks)):
                 break
             found += 1
         return found
 
-    def _carrier(self, sequence: Sequence, hit: Hit, pages: Items[TierPage]) -> Sequence:
-        """Returns a copy of a sequence with pages for its prefix: those of the hit, and new ones."""
-        carrier = copy(sequence)
+    def _carrier(self, sequence: Sequence, hit: Hit, places: Items[tuple[int, int]]) -> Sequence:
+        """Returns a copy of a sequence with pages for its prefix: those of the hit, and new ones behind them in the KV
+        group of each of these places, which are in order.
+        """
+        carrier, tables = copy(sequence), [list(one.pages) for one in (hit, *hit.others)]
+        num_before = min(map(len, tables))
+        for group, _ in places:
+            tables[group].append(self._pool.allocate())
         carrier.state, carrier.slot = State.LOADING, -1
-        carrier.pages = hit.pages + [self._pool.allocate() for _ in pages]
+        carrier.pages, *carrier.more_page_tables = tables
         carrier.num_computed = hit.num_tokens
-        carrier.num_published = hit.num_tokens // BLOCK_SIZE_TOKENS
+        carrier.num_published = num_before * self._page_size // BLOCK_SIZE_TOKENS
         return carrier
+
+    def _release(self, carrier: Sequence) -> None:
+        self._pool.release_all(reversed(self._retained(carrier.page_tables)))
 
     def loaded(self, loaded: Loaded) -> bool:
         """Takes a load that has ended. Returns False if it is none of a prefetch."""
@@ -120,12 +138,18 @@ class Prefetches:
             return False
         carrier = prefetch.carrier
         carrier.num_computed, prefetch.is_loading = loaded.num_tokens, False
+        if loaded.is_void:
+            self._release(carrier)
+            for page in prefetch.pages:
+                self._waste(page, prefetch)
+            return True
         self._cache.publish(carrier)
         if self._checkpoints is not None and loaded.state_key is not None and loaded.checkpoint is not None:
             self._checkpoints.publish(loaded.checkpoint, loaded.state_key)
         num_pages = loaded.num_tokens // self._page_size
-        self._pool.lease(carrier.pages[:num_pages][::-1], prefetch.until_s - self._now_s, is_pinned=False)
-        self._pool.release_all(reversed(carrier.pages))
+        leased = self._retained([table[:num_pages][::-1] for table in carrier.page_tables])
+        self._pool.lease(leased, prefetch.until_s - self._now_s, is_pinned=False)
+        self._release(carrier)
         for page in prefetch.pages[len(prefetch.pages) - (len(carrier.pages) - num_pages) :]:
             self._waste(page, prefetch)
         return True
@@ -137,11 +161,13 @@ class Prefetches:
             return found
         per_page = self._page_size // BLOCK_SIZE_TOKENS
         for place in range(num_tokens // self._page_size):
-            entry = self._unused.pop(sequence.key((place + 1) * per_page - 1), None)
-            if entry is not None:
-                tier = entry[1].tier
-                tier.prefetch_used(self._page_size)
-                found[tier.name] += self._page_size
+            key = sequence.key((place + 1) * per_page - 1)
+            for group in range(self._cache.num_groups):
+                entry = self._unused.pop(group_key(key, group), None)
+                if entry is not None and entry[1].record.is_reported:
+                    tier = entry[1].tier
+                    tier.prefetch_used(self._page_size)
+                    found[tier.name] += self._page_size
         return found
 
     @property
@@ -163,8 +189,7 @@ class Prefetches:
         if prefetch.is_loading:
             self._cancel(prefetch)
         else:
-            places = self._cache.pages_of(unused)
-            self._pool.give_up(places, ends_lease=False)
+            self._pool.give_up(self._cache.pages_of(unused), ends_lease=False)
         for page in prefetch.pages:
             self._waste(page, prefetch)
 
@@ -173,14 +198,15 @@ class Prefetches:
         prefetch.is_loading = False
         del self._loading[prefetch.carrier]
         self._loads.cancel(prefetch.carrier)
-        self._pool.release_all(reversed(prefetch.carrier.pages))
+        self._release(prefetch.carrier)
 
     def _waste(self, page: TierPage, prefetch: _Prefetch) -> None:
         """Counts a page as wasted unless a prompt has hit it."""
         entry = self._unused.get(page.record.key)
         if entry is not None and entry[0] is prefetch:
             del self._unused[page.record.key]
-            page.tier.prefetch_wasted(self._page_size)
+            if page.record.is_reported:
+                page.tier.prefetch_wasted(self._page_size)
 
     def clear(self) -> None:
         """Cancels all loads, and forgets what has been loaded: the device's contents cannot be relied on."""

@@ -208,8 +208,6 @@ class KVTiers:
         return key in self._host or key in self._disk
 
     def _to_prefetch(self, sequence: Sequence) -> TierMatch:
-        if isinstance(self._cache, HybridPrefixCache):
-            return NO_MATCH  # a sequence that does not run has one page table
         return self._match(sequence, self._resumable(sequence), counts_declined=False)
 
     def _resumable(self, sequence: Sequence) -> Hit:
