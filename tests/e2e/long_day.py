@@ -31,11 +31,12 @@ from tests.e2e.images import NAMES, build_image
 from tests.e2e.load import CONNECTIONS, OpenLoad
 from tests.e2e.losses import Losses
 from tests.e2e.model_caches import model_caches
+from tests.e2e.model_images import model_images
 from tests.e2e.release import RELEASE, SYSTEM, Release
 from tests.e2e.soak import NAME, Service
 from tests.e2e.zero import zero_cycles
 
-PARTS = ("caches", "zero", "autoscalers", "canaries", "day")
+PARTS = ("images", "caches", "zero", "autoscalers", "canaries", "day")
 RELEASE_VALUES = {"operator.replicas": "2", "engine.podSecurity.profile": "privileged"}
 """Two operators, of which one may be lost; a cache in a folder of the node is a hostPath."""
 STEPS_BETWEEN_PARTS = 4
@@ -109,6 +110,7 @@ def run_day(cluster: Cluster, url: str, load: OpenLoad, service: Service, option
     once = [*service.long_steps(), *losses]
     steps = itertools.cycle(once)
     parts: dict[str, Callable[[], tuple[dict[str, Any], int]]] = {
+        "images": lambda: model_images(cluster, url),
         "caches": lambda: model_caches(cluster, url),
         "zero": lambda: zero_cycles(cluster, url, options.cycles, options.cycle_requests),
         "autoscalers": lambda: autoscalers(cluster, options.address, options.autoscalers_minutes * 60),

@@ -12,6 +12,7 @@ import yaml
 from mini_infer_operator.launch import cached_folder
 from tests.e2e.cluster import Cluster, NodeCluster, wait_until
 from tests.e2e.commands import log_line
+from tests.e2e.model_images import is_read_only
 from tests.e2e.questions import wait_for_answer
 from tests.e2e.soak import engine_image
 
@@ -59,7 +60,7 @@ def model_caches(cluster: Cluster, gateway_url: str) -> tuple[dict[str, Any], in
     claim = {"claim": CLAIM}
     found = {"claim": _filled_once(cluster, gateway_url, "cached", claim)}
     found["shared"] = _filled_once(cluster, gateway_url, "cached-too", claim, of="cached")
-    _is_read_only(cluster, "cached-too")
+    is_read_only(cluster, NAMESPACE, "cached-too")
     log_line("a second service shares the folder, and cannot write to it")
     found["wrong"] = _refused(cluster, claim)
     folders = _collected(cluster, gateway_url, claim)
@@ -98,14 +99,6 @@ def _filled_once(
         assert any(0 < state.get("percent", 0) < 100 for state in seen), f"no progress was seen: {seen}"
     log_line(f"{name} answers after {ready_s} s; its cache was {seen}")
     return {"ready_s": ready_s, "states": seen}
-
-
-def _is_read_only(cluster: Cluster, name: str) -> None:
-    """Tries to write to the model's folder from an engine."""
-    (pod, *_) = cluster.read("Pod", NAMESPACE, labels=f"serving.mini-infer.io/service={name}")
-    write = "import errno\ntry: open('/model/file', 'w')\nexcept OSError as error: print(errno.errorcode[error.errno])"
-    command = ("exec", pod["metadata"]["name"], "-n", NAMESPACE, "-c", "engine", "--", "python", "-c", write)
-    assert cluster.kubectl(*command).strip() == "EROFS"
 
 
 def _refused(cluster: Cluster, cache: dict[str, Any]) -> dict[str, Any]:
