@@ -66,6 +66,7 @@ def main() -> None:
     parser.add_argument("--concurrencies", type=integers, default=[1, 8, 64], help="requests at a time, of `unshared`")
     parser.add_argument("--host-path", help="a folder in memory for a pool that engines share")
     parser.add_argument("--disk-path", help="a folder for the disk's tier (default: a temporary one)")
+    parser.add_argument("--no-disk", action="store_true", help="hits of `hit` come from main memory alone")
     parser.add_argument("--rounds", type=int, default=5, help="prompts of each length; pairs of each concurrency")
     parser.set_defaults(host_bytes=16 << 30, cache_bytes=8_000_000_000, prompt=1024, output=64, copied_bytes=512 << 20)
     args = parser.parse_args()
@@ -81,7 +82,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         sizes = {"kv_host_memory": args.host_bytes, "kv_cache_memory": args.cache_bytes, "max_num_seqs": 64}
         disk = {"kv_disk_path": args.disk_path or f"{folder}/kv", "kv_disk_size": args.host_bytes}
-        disk = disk if "hit" in args.part else {}
+        disk = disk if "hit" in args.part and not args.no_disk else {}
         sizes |= {"kv_host_path": args.host_path} if args.host_path else {}
         engine = open_engine(args.model, Path(folder), **sizes, **disk)
         largest = 1000 if args.model == "demo" else vocabulary(str(model_folder(args.model, Path(folder))))
@@ -181,7 +182,7 @@ def hits(args: argparse.Namespace, engine: Engine, largest: int) -> dict[str, An
             times["computed"].append(serve(engine, prompt))
             times["device"].append(serve(engine, prompt))
             write_behind(engine)
-            for medium in ("host", "disk"):
+            for medium in engine.stats().kv_tiers.tiers:
                 engine.scheduler.kv_cache.reset_prefix_cache()
                 if medium == "disk":
                     tiers._host.clear()
@@ -193,7 +194,7 @@ def hits(args: argparse.Namespace, engine: Engine, largest: int) -> dict[str, An
         came[length] = {name: tier.hit_tokens - before[name] for name, tier in counts.items()}
         found[length] = row | {"all": times, "loaded tokens": came[length]}
         log_line(f"{length} tokens")
-    print_table(("tokens", "computed ms", "device ms", "host ms", "disk ms", "host - device"), rows)
+    print_table(("tokens", *(f"{medium} ms" for medium in times), "host - device"), rows)
     stats = engine.stats().kv_tiers.tiers
     speeds = {f"{name}, load": counts.loaded_bytes / counts.load_s for name, counts in stats.items() if counts.load_s}
     speeds |= {

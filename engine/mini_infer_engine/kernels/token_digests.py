@@ -19,7 +19,7 @@ _TOKENS, _ROWS, _COLUMNS = 8, 8, 128
 def _token_digests(
     words,
     places,
-    sums,
+    total_of_all,
     num_tokens,
     page_words,
     half_words,
@@ -61,12 +61,13 @@ def _token_digests(
             total += (word ^ ((word >> 32) & 0xFFFFFFFF)) * factor[None, :]
             factor += 2 * row_indices * golden
     products = tl.sum(total, axis=1) * token_factor
-    tl.store(sums + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), tl.sum(products, axis=0))
+    tl.atomic_add(total_of_all, tl.sum(products, axis=0), sem="relaxed")  # whole numbers: the order changes nothing
 
 
 def token_digests(
     words: torch.Tensor,
     places: torch.Tensor,
+    total: torch.Tensor,
     *,
     page_words: int,
     half_words: int,
@@ -80,9 +81,9 @@ def token_digests(
     first_index: int,
     row_indices: int,
     golden: int,
-) -> torch.Tensor:
-    """Returns numbers [n] int64 whose sum is that of word * factor * the token's factor over some heads of all tokens,
-    in all `num_rows` half layers.
+) -> None:
+    """Adds to `total` [1] int64 the sum of word * factor * the token's factor over some heads of all tokens, in all
+    `num_rows` half layers.
 
     `words` are those of the pool, integers of any width; `places` [3, tokens] int64 are pages, offsets and factors of
     tokens. `first_word` is the place of the first of these heads in a half page, `first_column` that in a row of the
@@ -90,12 +91,11 @@ def token_digests(
     """
     num_tokens = places.shape[1]
     grid = (cdiv(num_tokens, _TOKENS), cdiv(num_rows, _ROWS))
-    sums = torch.empty(grid, dtype=torch.int64, device=words.device)
     width = 8 * words.element_size()
     _token_digests[grid](
         words,
         places,
-        sums,
+        total,
         num_tokens,
         page_words,
         half_words,
@@ -115,4 +115,3 @@ def token_digests(
         COLUMNS=min(_COLUMNS, triton.next_power_of_2(num_heads * head_words)),
         num_warps=4,
     )
-    return sums.view(-1)

@@ -33,6 +33,8 @@ from mini_infer_engine.kv_transfer.transport import Digest, KnownDigest, Progres
 
 _TOKENS_AT_ONCE = 256
 """Tokens that are converted to another dtype at a time on a GPU."""
+_NO_SUM = np.zeros(2, np.int64)
+"""A sum of nothing, and padding to 16 bytes: Triton compiles a kernel anew for a pointer with less alignment."""
 
 
 class PoolDigests:
@@ -167,26 +169,29 @@ class _DeviceWords:
         first_head: int,
     ) -> Digest:
         """Begins the digest of tokens at pages and offsets [tokens], each with its factor."""
-        torch, places = self._torch, np.stack([pages, offsets, factors.view(np.int64)])
+        # The sum begins as a zero before the places, aligned as they are: a short digest takes as long as its launches.
+        torch, numbers = self._torch, np.concatenate([_NO_SUM, pages, offsets, factors.view(np.int64)])
         with torch.inference_mode(), torch.cuda.device(self._where), torch.cuda.stream(self._stream):
-            on_device = torch.from_numpy(places).pin_memory().to(self._where, non_blocking=True)
-            add = self._sums if self._layout.dtype == target.dtype else self._converted_sums
-            sums = [part for share in shares for part in add(on_device, target, share, first_head)]
-            sums = sums or [torch.zeros(1, dtype=torch.int64, device=self._where)]
-            total = torch.empty((), dtype=torch.int64, pin_memory=True)
-            total.copy_((sums[0] if len(sums) == 1 else torch.cat(sums)).sum(), non_blocking=True)
+            on_device = torch.from_numpy(numbers).pin_memory().to(self._where, non_blocking=True)
+            total, places = on_device[:1], on_device[len(_NO_SUM) :].view(3, -1)
+            add = self._add if self._layout.dtype == target.dtype else self._add_converted
+            for share in shares:
+                add(total, places, target, share, first_head)
+            found = torch.empty(1, dtype=torch.int64, pin_memory=True)
+            found.copy_(total, non_blocking=True)
             event = torch.cuda.Event()
             event.record(self._stream)
-        return _DeviceDigest(total, lambda: bool(event.query()))
+        return _DeviceDigest(found, lambda: bool(event.query()))
 
-    def _sums(self, places: Any, target: KVLayout, share: HeadShare, first_head: int) -> list[Any]:
-        """Returns the sums of some heads of the tokens at these places, in parts."""
+    def _add(self, total: Any, places: Any, target: KVLayout, share: HeadShare, first_head: int) -> None:
+        """Adds the sum of some heads of the tokens at these places to the total."""
         torch, layout = self._torch, self._layout
         kinds = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
-        return [
+        for region in regions(layout, layout.total_heads, word_bytes_of(target)):
             self._kernel(
                 self._bytes.view(kinds[region.word_bytes]),
                 places,
+                total,
                 page_words=layout.page_bytes // region.word_bytes,
                 half_words=layout.half_bytes // region.word_bytes,
                 first_word=region.first_word + share.our_first * region.head_stride,
@@ -200,11 +205,9 @@ class _DeviceWords:
                 row_indices=region.row_indices,
                 golden=GOLDEN - MODULUS,
             )
-            for region in regions(layout, layout.total_heads, word_bytes_of(target))
-        ]
 
-    def _converted_sums(self, places: Any, target: KVLayout, share: HeadShare, first_head: int) -> list[Any]:
-        """Returns the sums of tokens in the consumer's dtype, which no kernel of ours converts: some at a time."""
+    def _add_converted(self, total: Any, places: Any, target: KVLayout, share: HeadShare, first_head: int) -> None:
+        """Adds the sum of tokens in the consumer's dtype, which no kernel of ours converts: some at a time."""
         torch, ours = self._torch, self._layout
         sizes = (self._num_pages, num_rows(ours), ours.page_size, ours.num_heads, -1)
         cells = self._bytes.view(getattr(torch, ours.dtype)).view(sizes)
@@ -214,9 +217,7 @@ class _DeviceWords:
         factors = torch.from_numpy(place_factors(region, num_rows(ours), first, share.count).view(np.int64))
         factors = factors.to(self._where).reshape(-1)
         mask = -1 if region.word_bytes == 8 else 256**region.word_bytes - 1
-        sums = []
         for some in places.split(_TOKENS_AT_ONCE, dim=1):
             found = cells[some[0], :, some[1], share.our_first : share.our_first + share.count]
             wide = found.to(getattr(torch, target.dtype)).contiguous().view(words).flatten(1).to(torch.int64) & mask
-            sums.append(((wide ^ ((wide >> 32) & 0xFFFFFFFF)) * factors).sum(dim=1) * some[2])
-        return sums
+            total += (((wide ^ ((wide >> 32) & 0xFFFFFFFF)) * factors).sum(dim=1) * some[2]).sum()
