@@ -1,6 +1,7 @@
 """Recorded loads on a KV cache that is too small: the GPU alone, with main memory, with a disk, and one that suffices.
 
     python benchmarks/kv_tier_traces.py --model qwen2.5-7b --loads mooncake,agents --over-commit 1,2,4 --peer --out FILE
+    python benchmarks/kv_tier_traces.py --model qwen2.5-7b,qwen3-30b-a3b --peer host --out FILE
 
 Loads: `mooncake`, conversations of three turns and more of the Mooncake trace (FAST'25), and `agents`, recorded
 sessions of agents with tools. Both in a closed loop: a conversation sends its next request when it has the answer to
@@ -12,6 +13,9 @@ All of our contenders run on one engine, of whose pages, and pages of main memor
 are switched off: they differ in nothing else. With `--peer` vLLM serves the same loads in caches as large, with its CPU
 offloading (kv_offloading_size) and without: an engine each, of whose blocks a part is taken away in the same way. All
 engines start at the same time and are measured one after another. Traces are read from ../shared/data.
+
+Of several models, all of whose peers start first, one after another is measured, and its engines end before the next of
+ours starts. Each has a file of its own then, with its name.
 """
 
 import argparse
@@ -42,6 +46,7 @@ from routing.shared_data import find_shared
 
 TRACES = {"mooncake": "mooncake_conversation_trace.jsonl.xz", "agents": "agent_sessions.jsonl.xz"}
 TOKENS_PER_BLOCK = {"mooncake": 128, "agents": 32}
+PEERS = {"host": "vLLM + host", "GPU": "vLLM"}
 _RECORDED_TOKENS = {"mooncake": 512, "agents": 64}
 """Tokens of a block of the record."""
 _MOST_BLOCKS = 128
@@ -88,7 +93,9 @@ class Load:
 def main() -> int:
     """Replays the loads with all contenders, prints tables, and writes a JSON file."""
     parser = make_parser(__doc__, starts_peers=True)
-    parser.add_argument("--model", default="qwen2.5-7b", help="a shape, with random weights")
+    parser.add_argument(
+        "--model", type=words, metavar="NAME,...", help="shapes, with random weights (default: qwen2.5-7b)"
+    )
     parser.add_argument("--loads", type=words, default=list(TRACES), metavar="NAME,...", help="mooncake, agents")
     parser.add_argument("--conversations", type=integers, default=[24, 12], help="of each load's record")
     parser.add_argument("--concurrency", type=int, default=8, help="conversations at a time")
@@ -96,47 +103,96 @@ def main() -> int:
     parser.add_argument("--over-commit", type=integers, default=[1, 2, 4])
     parser.add_argument("--rounds", type=int, default=1, help="every other one begins with the last cache")
     parser.add_argument("--disk-path", help="a folder for the disk's tier (default: a temporary one)")
-    parser.add_argument("--peer", action="store_true", help="vLLM, too, of PEER_SITE")
+    parser.add_argument(
+        "--peer",
+        type=words,
+        nargs="?",
+        const=list(PEERS),
+        default=[],
+        metavar="NAME,...",
+        help="vLLM, too, of PEER_SITE: with main memory (host), without (GPU), or both",
+    )
     parser.add_argument("--picture", type=Path, metavar="FILE", help="PNG of requests per second")
     parser.add_argument("--figures", type=Path, metavar="FILE", help="measure nothing: show what --out has written")
     args = parser.parse_args()
     if args.figures is not None:
         show(json.loads(args.figures.read_text()), args.picture)
         return 0
+    args.model = args.model or ["tiny" if args.smoke else "qwen2.5-7b"]
     if args.smoke:
-        vars(args).update(model="tiny", conversations=[3, 3], tokens_per_block=4, over_commit=[2], concurrency=2)
-    loads = [read_load(args, *one) for one in zip(args.loads, args.conversations, strict=False)]
-    runs: dict[str, dict[str, list[float]]] = {}
-    result: dict[str, Any] = {"model": args.model, "loads": {load.name: sizes_of(load) for load in loads}}
-
-    def note(label: str, part: Figures) -> None:
-        for name, figures in part.items():
-            collect(runs, name, figures)
-            log_line(f"  {label}: {name}: {figures}")
-        result["runs"] = medians_of(runs)
-        result["ratios"] = ratios_of(result["runs"])
-        save(args.out, result | {"all": runs})
-
-    whole = Budget(args.time_limit_s)
-    budget = Budget(min(args.time_limit_s, args.peer_start_s))
+        vars(args).update(conversations=[3, 3], tokens_per_block=4, over_commit=[2], concurrency=2)
+    whole, starting = Budget(args.time_limit_s), Budget(min(args.time_limit_s, args.peer_start_s))
     with tempfile.TemporaryDirectory() as root, ExitStack() as stack:
-        folder = model_folder(args.model, Path(root))
-        host_bytes = int(1.3 * max(load.distinct_tokens for load in loads) * kv_bytes_per_token(folder))
-        disk_path = args.disk_path or f"{root}/kv"
-        starts: dict[str, Start] = {"ours": (on_ours, (args, loads, root, disk_path, host_bytes))}
-        if args.peer:
-            starts["vLLM + host"] = (on_vllm, (args, loads, folder, host_bytes, True))
-            starts["vLLM"] = (on_vllm, (args, loads, folder, host_bytes, False))
-        together = Together(stack, lambda: budget.left_s, note)
-        for label, start in starts.items():
-            together.start(label, start)
-        ready = together.ready()
-        budget = whole
-        with measuring():
-            together.measure(ready)
-    save(args.out, result | {"all": runs, "errors": together.errors})
-    show(result, args.picture)
-    return int(bool(together.errors))
+        contests = [Contest(args, model, root, stack.enter_context(ExitStack())) for model in args.model]
+        contests[0].start_ours()
+        for contest in contests:
+            contest.await_peers(starting.left_s)
+        for contest in contests:
+            contest.measure(whole)
+    return int(any(contest.errors for contest in contests))
+
+
+class Contest:
+    """The engines of one model, and what was measured of them."""
+
+    def __init__(self, args: argparse.Namespace, model: str, root: str, stack: ExitStack) -> None:
+        """Starts its peers."""
+        self._args, self._stack = args, stack
+        self._loads = [read_load(args, *one) for one in zip(args.loads, args.conversations, strict=False)]
+        self._out: Path | None = args.out
+        if args.out is not None and len(args.model) > 1:
+            self._out = args.out.with_stem(f"{args.out.stem}-{model}")
+        self._runs: dict[str, dict[str, list[float]]] = {}
+        sizes = {load.name: sizes_of(load) for load in self._loads}
+        self._result: dict[str, Any] = {"model": model, "loads": sizes}
+        folder = model_folder(model, Path(root))
+        host_bytes = int(1.3 * max(load.distinct_tokens for load in self._loads) * kv_bytes_per_token(folder))
+        disk_path = f"{args.disk_path or root}/kv-{model}"
+        self._on_ours: Start = (on_ours, (args, self._loads, model, root, disk_path, host_bytes))
+        self._timeout_s = 0.0
+        self._peers, self._ours = (Together(stack, lambda: self._timeout_s, self._note) for _ in range(2))
+        self._ready: list[str] = []
+        self._has_started = False
+        for kind in args.peer:
+            self._peers.start(PEERS[kind], (on_vllm, (args, self._loads, folder, host_bytes, kind == "host")))
+
+    @property
+    def errors(self) -> list[str]:
+        """What went wrong, with the engines' labels."""
+        return self._ours.errors + self._peers.errors
+
+    def start_ours(self) -> None:
+        """Starts our engine, if it has not been started."""
+        if not self._has_started:
+            self._has_started = True
+            self._ours.start("ours", self._on_ours)
+
+    def await_peers(self, timeout_s: float) -> None:
+        """Returns when the peers have started."""
+        self._timeout_s = timeout_s
+        self._ready = self._peers.ready()
+
+    def measure(self, budget: Budget) -> None:
+        """Measures all engines one after another, ends them, and shows what was found."""
+        with self._stack:
+            self._timeout_s = budget.left_s
+            self.start_ours()
+            ours = self._ours.ready()
+            with measuring():
+                for together, labels in ((self._ours, ours), (self._peers, self._ready)):
+                    for label in labels:
+                        self._timeout_s = budget.left_s
+                        together.measure([label])
+        save(self._out, self._result | {"all": self._runs, "errors": self.errors})
+        show(self._result, self._args.picture)
+
+    def _note(self, label: str, part: Figures) -> None:
+        for name, figures in part.items():
+            collect(self._runs, name, figures)
+            log_line(f"  {label}: {name}: {figures}")
+        self._result["runs"] = medians_of(self._runs)
+        self._result["ratios"] = ratios_of(self._result["runs"])
+        save(self._out, self._result | {"all": self._runs})
 
 
 def read_load(args: argparse.Namespace, name: str, count: int) -> Load:
@@ -251,12 +307,12 @@ def replay_all(
 
 
 def on_ours(
-    args: argparse.Namespace, loads: Sequence[Load], root: str, disk_path: str, host_bytes: int
+    args: argparse.Namespace, loads: Sequence[Load], model: str, root: str, disk_path: str, host_bytes: int
 ) -> Iterator[Figures]:
     """Serves the loads in this process by our engine."""
     room = host_bytes + (64 << 20)  # for models whose elements have four bytes, too
     sizes = {"kv_cache_memory": room, "kv_host_memory": room, "kv_disk_size": 3 * room}
-    server = Ours(args.model, root, **sizes, kv_disk_path=disk_path, max_num_seqs=MAX_NUM_SEQS)
+    server = Ours(model, root, **sizes, kv_disk_path=disk_path, max_num_seqs=MAX_NUM_SEQS)
     caches = []
     for load in loads:
         of_load, distinct = [Cache("infinite")], load.distinct_tokens

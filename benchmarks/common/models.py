@@ -282,6 +282,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
+CONFIGS["tiny-experts"] = CONFIGS["tiny"] | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "head_dim": 16,
+    "moe_intermediate_size": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
 CONFIGS["tiny-window"] = CONFIGS["tiny"] | {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1}
 
 _QWEN3_NEXT: dict[str, Any] = _QWEN3 | {

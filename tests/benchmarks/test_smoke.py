@@ -45,6 +45,12 @@ SCRIPTS = {  # script: what its JSON must hold beside where it was measured
 
 def run(script: str, out: Path, *flags: str, **variables: str) -> tuple[dict[str, Any], str]:
     """What a smoke run writes and prints."""
+    printed = smoke(script, out, *flags, **variables)
+    return read(out), printed
+
+
+def smoke(script: str, out: Path, *flags: str, **variables: str) -> str:
+    """What a smoke run prints."""
     done = subprocess.run(
         [sys.executable, f"benchmarks/{script}", "--smoke", "--out", str(out), *flags],
         cwd=ROOT,
@@ -55,9 +61,13 @@ def run(script: str, out: Path, *flags: str, **variables: str) -> tuple[dict[str
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    written = json.loads(out.read_text())
+    return done.stdout
+
+
+def read(out: Path) -> dict[str, Any]:
+    written: dict[str, Any] = json.loads(out.read_text())
     assert written["date"]
-    return written, done.stdout
+    return written
 
 
 def test_speculation_beside_a_peer(tmp_path: Path) -> None:
@@ -137,6 +147,20 @@ def test_recorded_loads_beside_a_peer(tmp_path: Path) -> None:
     assert set(result["runs"]) == {f"{load}, {cache}" for load in ("mooncake", "agents") for cache in caches}
     assert {"mooncake, 2x, + host / vLLM", "agents, 2x, + host / infinite"} <= set(result["ratios"])
     assert table.count("/ vLLM") == 4
+
+
+def test_recorded_loads_of_two_models_one_after_another(tmp_path: Path) -> None:
+    """Each has a file of its own; the peer has main memory alone."""
+    peer = {"PEER_SITE": str(ROOT / "tests" / "benchmarks" / "peer")}
+    flags = ("--model", "tiny,tiny-experts", "--loads", "agents", "--peer", "host")
+    table = smoke("kv_tier_traces.py", tmp_path / "out.json", *flags, **peer)
+    caches = ("infinite", "2x, GPU", "2x, + host", "2x, + host, disk", "vLLM, 2x, + host")
+    for model in ("tiny", "tiny-experts"):
+        result = read(tmp_path / f"out-{model}.json")
+        assert result["model"] == model
+        assert not result["errors"]
+        assert set(result["runs"]) == {f"agents, {cache}" for cache in caches}
+    assert table.count("/ vLLM") == 2
 
 
 def test_a_benchmark_writes_its_result_when_its_time_is_over(tmp_path: Path) -> None:
