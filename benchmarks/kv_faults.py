@@ -234,7 +234,7 @@ def tiers(args: argparse.Namespace, folder: Path, medium: str) -> dict[str, Any]
             pages = engine._runner.host_memory.page_memory(page)
             pages[draw.randrange(len(pages))] ^= bit
         flipped += 1
-        own._compute_tokens_per_s = engine._rate.tokens_per_s = 1.0  # it is to load, whatever that costs
+        own._search.compute_tokens_per_s = engine._rate.tokens_per_s = 1.0  # it is to load, whatever that costs
         wrong += texts(engine, [prompt], _OUTPUT) != texts(plain, [prompt], _OUTPUT)
     return row(medium, flipped, own.stats.tiers[medium].mismatches, wrong, flipped, begin_s)
 

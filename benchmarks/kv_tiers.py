@@ -186,7 +186,9 @@ def hits(args: argparse.Namespace, engine: Engine, largest: int) -> dict[str, An
                 engine.scheduler.kv_cache.reset_prefix_cache()
                 if medium == "disk":
                     tiers._host.clear()
-                tiers._compute_tokens_per_s = engine._rate.tokens_per_s = 1.0  # it is to load, whatever that costs
+                tiers._search.compute_tokens_per_s = engine._rate.tokens_per_s = (
+                    1.0  # it is to load, whatever that costs
+                )
                 times[medium].append(serve(engine, prompt))
         row = {name: 1000 * median(values) for name, values in times.items()}
         rows.append((length, *row.values(), row["host"] - row["device"]))

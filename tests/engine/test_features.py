@@ -149,7 +149,7 @@ def leave_device(llm: LLM) -> None:
     while engine.write_behind():
         engine._tiers.wait(1.0)
     engine.scheduler.kv_cache.reset_prefix_cache()
-    engine._tiers._compute_tokens_per_s = engine._rate.tokens_per_s = 1.0
+    engine._tiers._search.compute_tokens_per_s = engine._rate.tokens_per_s = 1.0
 
 
 @functools.cache

@@ -171,11 +171,12 @@ class World:
         setattr(self.runner, f"{what}_error", RuntimeError(f"this {what} was told to fail"))
 
     def step(self) -> None:
+        launches = not self.engine._ended_already  # outputs that are known wait for no pass, and their step has none
         for output in self.engine.step():
             self._take(output)
         running = {sequence.request.request_id for sequence in self.engine.scheduler.running}
         for request_id in list(self.aborted):
-            self.aborted[request_id] += 1
+            self.aborted[request_id] += launches
             if request_id not in running:
                 del self.aborted[request_id]
             else:

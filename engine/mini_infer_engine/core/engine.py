@@ -211,9 +211,8 @@ class Engine:
             self._accepted.append(request.request_id)
 
     def abort(self, request_id: str) -> None:
-        """Drops a request within two steps, in a pipeline within two for each stage. No output reports it.
-
-        An unknown id is no error: its request has ended already.
+        """Drops a request within two steps that launch passes, in a pipeline within two for each stage. No output
+        reports it. An unknown id is no error: its request has ended already.
         """
         self._waits_for_peers = False
         self._ended_already = [output for output in self._ended_already if output.request_id != request_id]

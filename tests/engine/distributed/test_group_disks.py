@@ -235,7 +235,7 @@ def test_texts_are_the_same_when_all_ranks_find_their_parts_after_a_restart(
         engine = llm._engine
         engine._rate.committed = lambda step, now_s: None  # type: ignore[method-assign]  # a rate that stays
         tiers: Any = engine._tiers
-        tiers._compute_tokens_per_s = 1.0  # so slow that loads always pay
+        tiers._search.compute_tokens_per_s = 1.0  # so slow that loads always pay
         if start:
             end_s = time.monotonic() + 30
             while not len(tiers._disk):

@@ -37,7 +37,7 @@ def test_texts_are_those_of_one_process_when_blocks_come_back_to_all_ranks(
     llm = LLM(str(tmp_path), kv_cache_memory=200_000, **memory, **common, **ranks)
     engine = llm._engine
     engine._rate.committed = lambda step, now_s: None  # type: ignore[method-assign]  # a rate that stays
-    engine._tiers._compute_tokens_per_s = 1.0  # type: ignore[union-attr]  # so slow that loads always pay
+    engine._tiers._search.compute_tokens_per_s = 1.0  # type: ignore[union-attr]  # so slow that loads always pay
     for _ in range(3):
         assert tokens(llm) == expected
         while engine.write_behind():
@@ -62,7 +62,7 @@ def test_blocks_come_from_the_shared_pool_when_all_ranks_were_started_anew(tmp_p
             engine = llm._engine
             engine._rate.committed = lambda step, now_s: None  # type: ignore[method-assign]  # a rate that stays
             tiers: Any = engine._tiers
-            tiers._compute_tokens_per_s = 1.0  # so slow that loads always pay
+            tiers._search.compute_tokens_per_s = 1.0  # so slow that loads always pay
             assert tokens(llm) == expected
             while engine.write_behind():
                 tiers.wait(1.0)

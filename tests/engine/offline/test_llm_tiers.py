@@ -27,7 +27,7 @@ def open_llm(**settings: object) -> LLM:
 def use_tiers(llm: LLM) -> None:
     """Has an engine load what a tier has: models so small are computed about as fast as they are copied."""
     llm._engine._rate.committed = lambda step, now_s: None  # type: ignore[method-assign]  # a rate that stays
-    llm._engine._tiers._compute_tokens_per_s = 1.0  # type: ignore[union-attr]  # it has tiers
+    llm._engine._tiers._search.compute_tokens_per_s = 1.0  # type: ignore[union-attr]  # it has tiers
 
 
 def write_behind(llm: LLM) -> None:

@@ -44,7 +44,7 @@ def open_llm(folder: Path, **settings: Any) -> LLM:
     llm = LLM(str(folder), **COMMON | settings)
     llm._engine._rate.committed = lambda step, now_s: None  # type: ignore[method-assign]  # a rate that stays
     if isinstance(llm._engine._tiers, KVTiers):
-        llm._engine._tiers._compute_tokens_per_s = 1.0
+        llm._engine._tiers._search.compute_tokens_per_s = 1.0
     return llm
 
 

@@ -6,7 +6,6 @@ as a lower tier has their blocks too, and no more than a share of all. What no p
 """
 
 from collections import Counter
-from collections.abc import Callable
 from collections.abc import Sequence as Items
 from copy import copy
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from itertools import count
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_engine.core.kv_tiers.loads import Loaded, Loads, TierPage
 from mini_infer_engine.core.kv_tiers.page_record import group_key, page_key
-from mini_infer_engine.core.kv_tiers.tier_match import TierMatch
+from mini_infer_engine.core.kv_tiers.tier_search import TierSearch
 from mini_infer_engine.core.prefix_cache import Hit, PrefixCache
 from mini_infer_engine.core.sequence import Sequence, State
 from mini_infer_engine.core.state_checkpoints import StateCheckpoints
@@ -49,15 +48,12 @@ class Prefetches:
         self,
         cache: PrefixCache,
         loads: Loads,
-        find: Callable[[Sequence], TierMatch],
-        has: Callable[[bytes], bool],
+        search: TierSearch,
         checkpoints: StateCheckpoints | None = None,
     ) -> None:
-        """`find` returns the pages of lower tiers that continue a sequence's prefix and are worth loading, and `has`
-        True if one has the page of a key. States that were loaded go to `checkpoints`.
-        """
+        """Loads what `search` finds. States that were loaded go to `checkpoints`."""
         self._checkpoints = checkpoints
-        self._cache, self._pool, self._loads, self._find, self._has = cache, cache.pool, loads, find, has
+        self._cache, self._pool, self._loads, self._search = cache, cache.pool, loads, search
         self._page_size = cache.pool.page_size
         self._loading: dict[Sequence, _Prefetch] = {}
         self._unused: dict[bytes, tuple[_Prefetch, TierPage]] = {}
@@ -74,7 +70,7 @@ class Prefetches:
         most = int(MOST_SHARE * pool.num_free) - len(self._unused)
         if most <= 0 or until_s <= self._now_s or pool.num_copied_out:
             return False
-        match = self._find(sequence)
+        match = self._search.to_prefetch(sequence)
         hit, pages, state = match.hit, match.pages[:most], match.state
         if hit is None or not match.is_load:
             return False
@@ -109,7 +105,7 @@ class Prefetches:
         found = min(most, pool.num_blank)
         for page in pool.least_recently_used(max(0, most - found)):
             blocks = self._cache.whole_page(page)
-            if blocks is not None and not self._has(page_key(blocks)):
+            if blocks is not None and not self._search.has(page_key(blocks)):
                 break
             found += 1
         return found
