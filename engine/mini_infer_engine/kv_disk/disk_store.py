@@ -10,6 +10,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Condition, Thread, local
@@ -166,8 +167,19 @@ class DiskStore:
             self._changed.wait_for(lambda: self._ended or not self._num_under_way, timeout_s)
 
     def clear(self) -> None:
-        """Drops all files."""
-        self._drop(self._log.clear())
+        """Drops all files. A thread removes them: there may be hundreds."""
+        segments = self._log.clear()
+        for number in segments:
+            self._files.pop(number, None)
+            self._dropped += self._log.locations(number)
+        paths = [self._folder.segment(number) for number in segments]
+
+        def remove() -> None:
+            for path in paths:
+                with suppress(OSError):  # the disk has failed, perhaps
+                    path.unlink(missing_ok=True)
+
+        self._requests.put(remove)
 
     def _segment(self, number: int) -> _Segment:
         segment = self._files.get(number)

@@ -180,8 +180,9 @@ class KVTiers:
                 self._disk.forget(location)
         if not self._host_tier.is_on and len(self._host):
             self._host.detach()
-        if not self._disk_tier.is_on and len(self._disk):
+        if not self._disk_tier.is_on and disk is not None and (len(self._disk) or disk.used_bytes):
             self._disk.clear()
+            disk.clear()  # a full disk gets its room back
         self._prefetches.advance(now_s)
         loaded = [one for one in self._loads.take() if not self._prefetches.loaded(one)]
         while (due := self._sessions.due(now_s)) is not None:

@@ -135,10 +135,13 @@ def test_tier_is_off_and_empty_when_three_pages_came_back_changed() -> None:
 def test_serving_goes_on_when_the_disk_fails() -> None:
     engine, runner = engine_with((12, 200))
     assert runner.disk_memory is not None
+    others(engine, 4)
+    assert runner.disk_memory.pages
     runner.disk_memory.error = "no space left"
     run(engine, PROMPT, "first")
     others(engine, 4)
     run(engine, PROMPT, "again")
+    assert not runner.disk_memory.pages, "a full disk gets its room back"
     tiers = engine.stats().kv_tiers.tiers
     assert (tiers["disk"].is_on, tiers["disk"].errors) == (False, 1)
     assert tiers["host"].is_on
