@@ -92,21 +92,40 @@ def _proved(history: History, unit: float) -> float:
     return last - SURGE_DEVIATIONS * sqrt(LENGTHS_VARY * last * unit / STEP_S)
 
 
-def margin(history: History, ahead_s: float, percentile: float, unit: float) -> float:
+@dataclass(frozen=True, slots=True)
+class Margin:
+    """What is added to the work of now for the time of a start."""
+
+    ahead: float = 0.0
+    """For engines that would be started now."""
+    kept: float = 0.0
+    """For engines that there are: more than `ahead` once some that were removed were needed again."""
+
+
+NO_MARGIN = Margin()
+
+
+def margin(history: History, ahead_s: float, percentile: float, unit: float, patience: float) -> Margin:
     """Returns what to add to the level for the next `ahead_s` seconds.
 
-    `unit` is the work of one request a second, by which a first margin is guessed while there is little history.
+    `unit` is the work of one request a second, by which a first margin is guessed while there is little history. With a
+    `patience` of 2, the forecast for which engines are kept is exceeded half as often.
     """
     values = history.values
     if not any(values):
-        return 0.0
+        return NO_MARGIN
     steps = max(1, round(max(ahead_s, SHORT_S) / STEP_S))
     levels, means = _levels(values), _means(values, round(SHORT_S / STEP_S))
     errors = sorted(max(means[index + 1 : index + 1 + steps]) - levels[index] for index in range(len(values) - steps))
     if len(errors) < LEAST_ERRORS:
         now = levels[-1] if levels else 0.0
-        return sqrt(now * unit / SHORT_S)
-    return max(0.0, errors[min(len(errors) - 1, int(percentile * len(errors)))])
+        guess = sqrt(now * unit / SHORT_S)
+        return Margin(guess, guess)
+    ahead, kept = (
+        max(0.0, errors[min(len(errors) - 1, int(share * len(errors)))])
+        for share in (percentile, 1 - (1 - percentile) / patience)
+    )
+    return Margin(ahead, kept)
 
 
 def _levels(values: Sequence[float]) -> list[float]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import ceil
 
 from mini_infer_operator.scaling.correction import corrected
-from mini_infer_operator.scaling.demand import backlog_engines, memory_engines, rows_engines, utilisation, work_of
+from mini_infer_operator.scaling.demand import backlog_engines, utilisation, work_of
 from mini_infer_operator.scaling.forecast import forecast_percentile, level, margin, recent, steady
 from mini_infer_operator.scaling.plan_state import DECODE, PAIR, PREFILL, Fleet, Memory, Recommendation, RoleMemory
 from mini_infer_operator.scaling.policy import ScalingPolicy, Windows
@@ -29,42 +29,44 @@ def plan_pair(
     forecast, and then its split by what each needs now.
     """
     work, needs, roles, most = work_of(sample, rates), dict[str, float](), dict[str, RoleMemory](), dict[str, float]()
+    kept_for = dict[str, float]()
     pair, lasting = {role: fleets.get(role, Fleet(0, 0)) for role in (PREFILL, DECODE)}, dict[str, float]()
+    patience = memory.roles.get(PAIR, RoleMemory()).patience
     for role in (PREFILL, DECODE):
         targets, past = policies[role].targets, memory.roles.get(role, RoleMemory())
         most[role] = utilisation(role, targets, rates, memory.prompt_tokens)
         history = past.history.add(sample.at_s, work.of(role) / most[role])
         backlog = backlog_engines(role, sample, targets, rates, pair[role].ready, start_s)
-        rows = rows_engines(sample, targets, rates, memory.prompt_tokens) if role == DECODE else 0.0
-        in_flight = memory_engines(sample, targets) if role == DECODE else 0.0
+        running = past.running.observed(role, sample, rates, targets, memory.prompt_tokens, start_s, patience)
         is_calm = not backlog and pair[role].ready >= pair[role].replicas
         correction = corrected(past.correction, role, sample, targets, is_calm=is_calm)
         unit = memory.request_work / most[role]
         arriving = correction * recent(history, unit)
-        needs[role] = arriving + backlog if role == PREFILL else max(rows, in_flight)
-        lasting[role] = max(arriving + backlog, needs[role])
-        roles[role] = replace(past, history=history, correction=correction)
+        needs[role] = arriving + backlog if role == PREFILL else max(running.rows_now, running.tokens_now)
+        lasting[role] = max(arriving + backlog, running.rows, running.tokens)
+        kept_for[role] = arriving + backlog if role == PREFILL else max(running.rows, running.tokens_lasting)
+        roles[role] = replace(past, history=history, correction=correction, running=running)
     past, busy = memory.roles.get(PAIR, RoleMemory()), sum(work.of(role) / most[role] for role in pair)
     history = past.history.add(sample.at_s, busy)
     percentile = forecast_percentile(max(policies[role].targets.percentile for role in pair))
     is_same = history.values is past.history.values
     unit = memory.request_work / min(most.values())
-    ahead = past.ahead if is_same else margin(history, start_s, percentile, unit)
+    more = past.margin if is_same else margin(history, start_s, percentile, unit, past.patience)
     both = _both(policies, start_s)
     fleet = Fleet(sum(one.replicas for one in pair.values()), sum(one.ready for one in pair.values()))
-    needed = max(level(history, unit), sum(lasting.values())) + ahead
-    kept = max(steady(history), sum(needs.values())) + ahead
+    needed = max(level(history, unit), sum(lasting.values())) + more.ahead
+    kept = max(steady(history), sum(kept_for.values())) + more.kept
     total, after = settled(both, fleet, (needed, kept), sample, memory, past, start_s, roles=2)
     least = {role: least_engines(policies[role], sample, memory) for role in pair}
-    useful = sum(max(least[role], min(policies[role].max_replicas, ceil(lasting[role] + ahead))) for role in pair)
+    useful = sum(max(least[role], min(policies[role].max_replicas, ceil(lasting[role] + more.kept))) for role in pair)
     total = min(total, max(useful, fleet.replicas))  # what one role may not have does not help the other
     why = (
-        f"{needs[PREFILL]:.2f} engines are needed for prompts and {needs[DECODE]:.2f} for tokens, {ahead:.2f} more may "
-        f"be within a start of {start_s:.0f} s, and engines of both roles can switch"
+        f"{needs[PREFILL]:.2f} engines are needed for prompts and {needs[DECODE]:.2f} for tokens, "
+        f"{more.ahead:.2f} more may be within a start of {start_s:.0f} s, and engines of both roles can switch"
     )
     bounds = {role: (least[role], policies[role].max_replicas) for role in pair}
     found = {role: Recommendation(pair[role].replicas, needs[role], why, bounds[role]) for role in pair}
-    roles[PAIR] = replace(after, history=history, ahead=ahead)
+    roles[PAIR] = replace(after, history=history, margin=more)
     counts, memory = split_between_roles(total, found, pair, replace(memory, roles=roles), sample.at_s)
     return {role: replace(found[role], replicas=counts[role]) for role in pair}, memory
 
@@ -87,9 +89,10 @@ def split_between_roles(
 def _both(policies: Mapping[str, ScalingPolicy], start_s: float) -> ScalingPolicy:
     """Returns the policy of the sum of prefill and decode engines: the sums of bounds, and the longer windows."""
     pair = [policies[role] for role in (PREFILL, DECODE)]
+    is_default = all(one.windows.down_s is None for one in pair)
     windows = Windows(
         max(one.windows.up_s for one in pair),
-        max(one.windows.down_after_s(start_s) for one in pair),
+        None if is_default else max(one.windows.down_after_s(start_s) for one in pair),
         max(one.windows.zero_s for one in pair),
     )
     least, most = sum(one.min_replicas for one in pair), sum(one.max_replicas for one in pair)

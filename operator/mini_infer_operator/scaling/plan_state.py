@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mini_infer_operator.scaling.forecast import NO_HISTORY, History
+from mini_infer_operator.scaling.forecast import NO_HISTORY, NO_MARGIN, History, Margin
+from mini_infer_operator.scaling.running import NOTHING_RUNS, Running
 
 PREFILL, DECODE, PAIR = "prefill", "decode", "prefill+decode"
 
@@ -22,13 +23,17 @@ class RoleMemory:
     """The memory of the planner of one role."""
 
     history: History = NO_HISTORY
-    ahead: float = 0.0
+    margin: Margin = NO_MARGIN
     """The forecast's margin by this history."""
+    running: Running = NOTHING_RUNS
+    """The engines that running requests needed."""
     needs: tuple[tuple[float, float, float], ...] = ()
     """Times of the past, the engines needed then, and those without short peaks, the latest last."""
     correction: float = 1.0
     patience: float = 1.0
-    """The factor on the window in which no engine is removed after some were added."""
+    """The factor on the window in which no engine is removed after some were added, and the one by which engines are
+    kept for rarer peaks.
+    """
     removed_s: float | None = None
     """The time at which engines were last removed, or the patience last shrank."""
     added_s: float | None = None

@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import exp
 
 from mini_infer_operator.scaling.correction import corrected
-from mini_infer_operator.scaling.demand import backlog_engines, memory_engines, rows_engines, utilisation, work_of
+from mini_infer_operator.scaling.demand import backlog_engines, utilisation, work_of
 from mini_infer_operator.scaling.forecast import forecast_percentile, level, margin, steady
 from mini_infer_operator.scaling.pair_planner import plan_pair
 from mini_infer_operator.scaling.plan_state import DECODE, PREFILL, Fleet, Memory, Recommendation, RoleMemory
@@ -103,20 +103,17 @@ def _plan_role(
     now = level(history, memory.request_work)
     percentile = forecast_percentile(targets.percentile)
     is_same = history.values is past.history.values  # the margin takes a while to compute, and changes only with these
-    ahead = past.ahead if is_same else margin(history, start_s, percentile, memory.request_work)
+    more = past.margin if is_same else margin(history, start_s, percentile, memory.request_work, past.patience)
     backlog = backlog_engines(role, sample, targets, rates, fleet.ready, start_s)
     is_calm = not backlog and fleet.ready >= max([fleet.replicas, *(need for _, need, _ in past.needs)])
     correction = corrected(past.correction, role, sample, targets, is_calm=is_calm)
-    busy = correction * max(now, steady(history) + ahead) / most
-    in_flight = 0.0 if role == "prefill" else memory_engines(sample, targets)
-    rows = 0.0 if role == "prefill" else rows_engines(sample, targets, rates, memory.prompt_tokens)
-    if role == "unified":
-        rows += work.prefill
-    needed = max(busy + backlog, in_flight, rows)
-    lasting = max(correction * (steady(history) + ahead) / most + backlog, in_flight)
+    busy = correction * max(now, steady(history) + more.ahead) / most
+    running = past.running.observed(role, sample, rates, targets, memory.prompt_tokens, start_s, past.patience)
+    needed = max(busy + backlog, running.rows + (work.prefill if role == "unified" else 0.0), running.tokens)
+    lasting = max(correction * (steady(history) + more.kept) / most + backlog, running.tokens_lasting)
     replicas, after = settled(policy, fleet, (needed, lasting), sample, memory, past, start_s)
-    why = _why(now, ahead, backlog, in_flight, most, correction, sample, start_s)
-    after = replace(after, history=history, ahead=ahead, correction=correction)
+    why = _why(now, more.ahead, backlog, running.tokens, most, correction, sample, start_s)
+    after = replace(after, history=history, margin=more, running=running, correction=correction)
     return Recommendation(replicas, needed, why, (least_engines(policy, sample, memory), policy.max_replicas)), after
 
 

@@ -12,8 +12,12 @@ UP_HYSTERESIS, DOWN_HYSTERESIS = 0.1, 0.3
 second free on one fewer before one is removed.
 """
 REGRET_WINDOWS, CALM_WINDOWS, MOST_PATIENCE = 5.0, 10.0, 3.0
-"""An engine that is needed again within so many windows after one was removed doubles the window; so many windows
-without a removal halve it. The last is the greatest factor.
+"""An engine that is needed again within so many windows after one was removed lengthens the window, to twice its length
+and to what would have kept that engine; so many windows without a removal halve it. The last is the greatest factor.
+"""
+LEAST_PATIENT_S = 240.0
+"""The shortest window by which patience is counted, if the user set none: chance moves the number of requests over
+minutes, however soon engines start. Windows of a minute let it turn up to 28 times in an hour of noise.
 """
 LEAST_STARTING, STARTING_PER_READY = 4, 4
 """Engines that may be starting at a time: the first, or the second for each ready one if that is more. Engines that
@@ -62,22 +66,27 @@ def settled(
         replicas = policy.min_replicas  # the wait without requests is over, which is a window of its own
     room = fleet.ready + max(LEAST_STARTING, STARTING_PER_READY * fleet.ready)
     replicas = max(policy.min_replicas, min(policy.max_replicas, replicas, max(fleet.replicas, room)))
-    patience, removed_s = _patience(past, fleet.replicas, replicas, sample.at_s, window_s)
+    patient_s = window_s if policy.windows.down_s is not None else max(window_s, LEAST_PATIENT_S)
+    patience, removed_s = _patience(past, fleet.replicas, replicas, sample.at_s, window_s, patient_s)
     added_s = sample.at_s if replicas > fleet.replicas else past.added_s
     after = replace(past, needs=needs, patience=patience, removed_s=removed_s, added_s=added_s, seen_since_s=since_s)
     return replicas, after
 
 
-def _patience(past: RoleMemory, before: int, after: int, now_s: float, down_s: float) -> tuple[float, float | None]:
-    """Returns the factor on the window, and the time from which the next change of it counts."""
+def _patience(
+    past: RoleMemory, before: int, after: int, now_s: float, down_s: float, patient_s: float
+) -> tuple[float, float | None]:
+    """Returns the factor on the window `down_s`, and the time from which the next change of it counts. `patient_s` is
+    the window by which its limits are counted.
+    """
     if after < before:
         return past.patience, now_s
     since_s = now_s - past.removed_s if past.removed_s is not None else 0.0
     if past.removed_s is None:
         return past.patience, None
-    if after > before and since_s < REGRET_WINDOWS * down_s * past.patience:
-        return min(MOST_PATIENCE, 2 * past.patience), None
-    if since_s > CALM_WINDOWS * down_s * past.patience:
+    if after > before and since_s < REGRET_WINDOWS * patient_s * past.patience:
+        return min(MOST_PATIENCE * patient_s / down_s, max(2 * past.patience, past.patience + since_s / down_s)), None
+    if since_s > CALM_WINDOWS * patient_s * past.patience:
         return max(1.0, past.patience / 2), now_s
     return past.patience, past.removed_s
 

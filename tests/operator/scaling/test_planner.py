@@ -179,6 +179,43 @@ def test_number_does_not_flap_in_an_hour_of_noise() -> None:
     assert max(settled) - min(settled) <= 2
 
 
+@pytest.mark.parametrize(
+    ("targets", "rate", "itl_s", "most"),
+    [
+        pytest.param(Targets(2.0, 0.08), 1.0, 0.03, 6, id="time between tokens"),
+        pytest.param(Targets(2.0, inf, tokens_in_flight=4000), 0.5, 0.03, 6, id="tokens in flight"),
+    ],
+)
+def test_number_seldom_turns_when_chance_moves_what_runs_and_engines_start_in_seconds(
+    targets: Targets, rate: float, itl_s: float, most: int
+) -> None:
+    """Half an hour of requests at random. Windows of a minute would follow each peak of what runs at a moment."""
+    dice, running = Random(1), list[list[float]]()
+    rates = EngineRates(prefill_tokens_per_s=20_000, pass_s=itl_s, row_s=0.002)
+    policy, number, memory, numbers = ScalingPolicy(1, 10, targets), 1, Memory(), list[int]()
+    for second in range(1800):
+        pass_s = itl_s + rates.row_s * len(running) / number
+        running = [[prompt, left - 1 / pass_s, done + 1 / pass_s] for prompt, left, done in running if left > 0]
+        new = [[dice.lognormvariate(6.6, 1.0), dice.lognormvariate(5.0, 0.8), 0.0] for _ in range(_poisson(dice, rate))]
+        running += new
+        sample = Sample(
+            float(second),
+            sum(prompt for prompt, *_ in new),
+            200.0 * len(new),
+            float(len(new)),
+            running_requests=len(running),
+            tokens_in_flight=sum(prompt + done for prompt, _, done in running),
+            itl_s=pass_s,
+        )
+        fleets = {"unified": Fleet(number, number)}
+        planned, memory = plan_replicas({"unified": policy}, fleets, sample, rates, memory, start_s=5.0)
+        number = planned["unified"].replicas
+        numbers.append(number)
+    steps = [after - before for before, after in itertools.pairwise(numbers) if after != before]
+    turns = sum((one > 0) != (other > 0) for one, other in itertools.pairwise(steps))
+    assert turns <= most
+
+
 def test_explanation_has_the_figures_that_decided() -> None:
     sample = load(5.0, 10, queued_tokens=400_000)
     planned, _ = plan_replicas({"unified": POLICY}, {"unified": Fleet(1, 1)}, sample, RATES, Memory(), 20.0)
