@@ -1,9 +1,13 @@
 """Every test has its turn, and turns take about as long."""
 
+import re
+from pathlib import Path
+
 import pytest
 
-from tests.support.turns import COSTS, TURNS, left_out, read_costs
+from tests.support.turns import COSTLY_S, COSTS, TURNS, costs_file, left_out, read_costs
 
+ROOT = Path(__file__).parents[1]
 NODEIDS = [
     "tests/engine/test_a.py::test_costly[1]",
     "tests/engine/test_a.py::test_costly[2]",
@@ -41,5 +45,16 @@ def test_turns_take_about_as_long_when_costs_differ() -> None:
 def test_recorded_costs_name_seconds_when_they_are_read() -> None:
     costs = read_costs(COSTS.read_text())
     assert costs
-    assert all(seconds >= 1 for seconds in costs.values())
+    assert all(seconds >= COSTLY_S for seconds in costs.values())
     assert list(costs) == sorted(costs)
+
+
+def test_recorded_tests_exist() -> None:
+    recorded = [nodeid.split("::")[:2] for nodeid in read_costs(COSTS.read_text())]
+    files = {path: file.read_text() for path, _ in recorded if (file := ROOT / path).exists()}
+    assert [f"{path}::{name}" for path, name in recorded if not re.search(rf"\b{name}\b", files.get(path, ""))] == []
+
+
+def test_a_function_costs_what_its_cases_take_when_others_make_and_end_the_files_fixtures() -> None:
+    record = ["9.00 a.py::first", "0.70 a.py::both[1]", "0.10 a.py::cheap", "8.00 a.py::both[2]", "3.00 b.py::alone"]
+    assert read_costs(costs_file("\n".join(record))) == {"a.py::both": 0.7, "a.py::first": 9.0, "b.py::alone": 3.0}
