@@ -36,9 +36,10 @@ rm -f $venv/installed $venv/installed-to-run
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_COMPILE=0
 # pip would make bytecode on one core, also of thousands of modules that nothing imports. Here all cores do, and torch's is
 # made while pip looks for the other packages. Modules for newer Pythons cannot be compiled: nobody need hear of it.
-seldom='sympy|networkx|transformers/models|kubernetes/(aio/)?client/(api|models)|torch/(testing|onnx)|pip|setuptools|mypyc?'
-bytecode() { # bytecode FOLDER
-  nice $venv/bin/python -m compileall -qq -j 0 -x "/($seldom)/" "$1" || true
+seldom='sympy|networkx|transformers/models|kubernetes/(aio/)?client/(api|models)|torch/(testing|onnx|_inductor)|torchgen'
+seldom+='|matplotlib|mpl_toolkits|fontTools|pygments/lexers|openai/types|tests|pip|setuptools|mypyc?'
+bytecode() { # bytecode FOLDER [PASSED_OVER]
+  nice $venv/bin/python -m compileall -qq -j 0 -x "/($seldom${2:+|$2})/" "$1" || true
 }
 
 echo "==> 2/3 torch"
@@ -52,7 +53,7 @@ grep -vE '^(torch|triton|nvidia-|cuda-)' constraints.txt >$venv/constraints.txt
 $venv/bin/python -c 'import importlib.metadata as m; print(*(f"{d.name}=={d.version}" for d in m.distributions() if d.name in ("torch", "triton")), sep="\n")' >>$venv/constraints.txt
 $venv/bin/python -m pip install -c $venv/constraints.txt -e ".[$extras]" | sed '/^Requirement already satisfied/d'
 wait
-bytecode "$packages"
+bytecode "$packages" torch
 
 echo "$stamp" >$venv/$installed
 echo "==> $venv is ready ($((SECONDS - started)) s)"
