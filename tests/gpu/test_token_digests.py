@@ -20,6 +20,7 @@ from mini_infer_engine.kv_transfer.token_digests import (
     num_rows,
     place_factors,
     regions,
+    token_factors,
     word_bytes_of,
 )
 from mini_infer_engine.kv_transfer.transport import Digest
@@ -67,16 +68,20 @@ def test_the_kernel_adds_up_what_numpy_does(name: str) -> None:
     layout, pool = LAYOUTS[name], pool_of(LAYOUTS[name])
     rank, heads = layout.tp_size - 1, layout.num_heads
     size = layout.page_size
-    tokens = [(4, 0), (0, 1 % size), (0, size - 1), (3, 5 % size), *((2, offset) for offset in range(size))]
-    factors_of = [(1 << 40) + 2 * number + 1 for number in range(len(tokens))]
-    places = torch.tensor([[*place, factor] for place, factor in zip(tokens, factors_of, strict=True)]).T.contiguous()
+    begin, number, order = 3 % size, (1 << 40) + 5, [4, 0, 3, 2]
+    count = len(order) * size - begin - (size > 1)
+    tokens = [(order[place // size], place % size) for place in range(begin, begin + count)]
+    factors_of = token_factors(number + np.arange(count)).tolist()
+    numbers = torch.tensor([7, number, *order])
     for region in regions(layout, layout.total_heads, word_bytes_of(layout)):
         signed = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[region.word_bytes]
-        found = torch.full((1,), 7, dtype=torch.int64, device=DEVICE)
+        found = numbers.to(DEVICE).clone()
         token_digests(
             pool.to(DEVICE).view(signed),
-            places.to(DEVICE),
             found,
+            num_tokens=count,
+            first_offset=begin,
+            page_size=size,
             page_words=layout.page_bytes // region.word_bytes,
             half_words=layout.half_bytes // region.word_bytes,
             first_word=region.first_word,
@@ -100,7 +105,7 @@ def test_the_kernel_adds_up_what_numpy_does(name: str) -> None:
             mixed = np.empty(own.shape, np.uint64)
             mix_words(own.astype(np.uint64), mixed)
             expected += int((mixed * factors).sum()) * factor
-        assert int(found) % MODULUS == (7 + expected) % MODULUS
+        assert int(found[0]) % MODULUS == (7 + expected) % MODULUS
 
 
 def value(digest: Digest) -> int:

@@ -8,19 +8,33 @@ from mini_infer_engine.kernels.sizes import cdiv
 
 _TOKENS, _ROWS, _COLUMNS = 8, 8, 128
 """Tokens, halves of layers, and words of each at a time, that one program adds up: 64 KB."""
+_HEADER = 2
+"""Numbers before the pages."""
+_FIRST = tl.constexpr(0xBF58476D1CE4E5B9 - (1 << 64))
+_SECOND = tl.constexpr(0x94D049BB133111EB - (1 << 64))
+"""The odd numbers of SplitMix64, as signed ones."""
 
 
 @triton.jit(
     do_not_specialize=[
-        *("num_tokens", "page_words", "half_words", "first_word", "token_stride", "head_stride", "num_rows"),
+        *(
+            "num_tokens",
+            "first_offset",
+            "page_words",
+            "half_words",
+            "first_word",
+            "token_stride",
+            "head_stride",
+            "num_rows",
+        ),
         *("num_columns", "first_column", "first_index", "row_indices", "golden", "word_mask"),
     ]
 )
 def _token_digests(
     words,
-    places,
-    total_of_all,
+    numbers,
     num_tokens,
+    first_offset,
     page_words,
     half_words,
     first_word,
@@ -33,7 +47,9 @@ def _token_digests(
     row_indices,
     golden,
     word_mask,
+    PAGE_SIZE: tl.constexpr,
     HEAD_WORDS: tl.constexpr,
+    HEADER: tl.constexpr,
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -44,9 +60,13 @@ def _token_digests(
     """
     tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     is_token = tokens < num_tokens
-    page = tl.load(places + tokens, mask=is_token, other=0)
-    offset = tl.load(places + num_tokens + tokens, mask=is_token, other=0)
-    token_factor = tl.load(places + 2 * num_tokens + tokens, mask=is_token, other=0)
+    at = first_offset + tokens
+    page = tl.load(numbers + HEADER + at // PAGE_SIZE, mask=is_token, other=0)
+    offset = at % PAGE_SIZE
+    mixed = (tl.load(numbers + 1) + tokens) * golden  # `token_factors`
+    mixed = (mixed ^ ((mixed >> 30) & 0x3FFFFFFFF)) * _FIRST
+    mixed = (mixed ^ ((mixed >> 27) & 0x1FFFFFFFFF)) * _SECOND
+    token_factor = tl.where(is_token, (mixed ^ ((mixed >> 31) & 0x1FFFFFFFF)) | 1, 0)
     first_row = (tl.program_id(1) * ROWS).to(tl.int64)
     start = words + (page * page_words + first_word + offset * token_stride + first_row * half_words)[:, None]
     total = tl.zeros((TOKENS, COLUMNS), dtype=tl.int64)
@@ -56,19 +76,21 @@ def _token_digests(
         factor = (2 * (first_index + first_row * row_indices + first_column + columns) + 1) * golden
         is_word = is_token[:, None] & (columns < num_columns)[None, :]
         for row in range(ROWS):
-            at = start + (row * half_words + in_row)[None, :]
-            word = tl.load(at, mask=is_word & (first_row + row < num_rows), other=0).to(tl.int64) & word_mask
+            place = start + (row * half_words + in_row)[None, :]
+            word = tl.load(place, mask=is_word & (first_row + row < num_rows), other=0).to(tl.int64) & word_mask
             total += (word ^ ((word >> 32) & 0xFFFFFFFF)) * factor[None, :]
             factor += 2 * row_indices * golden
     products = tl.sum(total, axis=1) * token_factor
-    tl.atomic_add(total_of_all, tl.sum(products, axis=0), sem="relaxed")  # whole numbers: the order changes nothing
+    tl.atomic_add(numbers, tl.sum(products, axis=0), sem="relaxed")  # whole numbers: the order changes nothing
 
 
 def token_digests(
     words: torch.Tensor,
-    places: torch.Tensor,
-    total: torch.Tensor,
+    numbers: torch.Tensor,
     *,
+    num_tokens: int,
+    first_offset: int,
+    page_size: int,
     page_words: int,
     half_words: int,
     first_word: int,
@@ -82,21 +104,21 @@ def token_digests(
     row_indices: int,
     golden: int,
 ) -> None:
-    """Adds to `total` [1] int64 the sum of word * factor * the token's factor over some heads of all tokens, in all
-    `num_rows` half layers.
+    """Adds the sum of word * factor * the token's factor, over some heads of tokens that follow each other, in all
+    `num_rows` half layers, to the first number.
 
-    `words` are those of the pool, integers of any width; `places` [3, tokens] int64 are pages, offsets and factors of
-    tokens. `first_word` is the place of the first of these heads in a half page, `first_column` that in a row of the
-    whole model. `Region` explains the others; `golden` is the constant as a signed number.
+    `words` are those of the pool, integers of any width. `numbers` [2 + pages] int64 are that sum, the number of the
+    first token in its sequence, and the pages of the tokens, in whose first it is at `first_offset`. `first_word` is
+    the place of the first of these heads in a half page, `first_column` that in a row of the whole model. `Region`
+    explains the others; `golden` is the constant as a signed number.
     """
-    num_tokens = places.shape[1]
     grid = (cdiv(num_tokens, _TOKENS), cdiv(num_rows, _ROWS))
     width = 8 * words.element_size()
     _token_digests[grid](
         words,
-        places,
-        total,
+        numbers,
         num_tokens,
+        first_offset,
         page_words,
         half_words,
         first_word,
@@ -109,7 +131,9 @@ def token_digests(
         row_indices,
         golden,
         -1 if width == 64 else (1 << width) - 1,
+        PAGE_SIZE=page_size,
         HEAD_WORDS=head_words,
+        HEADER=_HEADER,
         TOKENS=_TOKENS,
         ROWS=_ROWS,
         COLUMNS=min(_COLUMNS, triton.next_power_of_2(num_heads * head_words)),

@@ -10,6 +10,7 @@ import ctypes
 import importlib
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,24 @@ from mini_infer_engine.kv_transfer.transport import Digest, KnownDigest, Progres
 
 _TOKENS_AT_ONCE = 256
 """Tokens that are converted to another dtype at a time on a GPU."""
-_NO_SUM = np.zeros(2, np.int64)
-"""A sum of nothing, and padding to 16 bytes: Triton compiles a kernel anew for a pointer with less alignment."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """Tokens that follow each other in a sequence."""
+
+    pages: np.ndarray  # [pages] int64
+    first_offset: int
+    """The place of the first token in the first page."""
+    first_number: int
+    """The number of the first token, which decides its factor."""
+    count: int
+
+    def places(self, page_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the page and the offset in it [tokens] int64, and the factor [tokens] uint64 of each token."""
+        tokens = np.arange(self.count, dtype=np.int64)
+        places = self.first_offset + tokens
+        return self.pages[places // page_size], places % page_size, token_factors(self.first_number + tokens)
 
 
 class PoolDigests:
@@ -51,11 +68,12 @@ class PoolDigests:
         ours = self._memory.layout
         target = ours if consumer is None else consumer
         shares = _whole(ours) if consumer is None else shares_to_write(ours, self._rank, consumer)
-        tokens = np.arange(span.begin, span.end, dtype=np.int64)
-        pages = np.asarray(span.our_pages, np.int64)[tokens // ours.page_size]
-        factors = token_factors(tokens + STATE_TOKEN if span.pool == "states" else tokens)
+        size, begin = ours.page_size, span.begin
+        pages = np.asarray(span.our_pages[begin // size : -(-span.end // size)], np.int64)
+        number = begin + STATE_TOKEN * (span.pool == "states")
+        tokens = _Tokens(pages, begin % size, number, span.end - begin)
         first = self._rank // ours.copies * ours.num_heads
-        return self._open().digest(pages, tokens % ours.page_size, factors, target, shares, first)
+        return self._open().digest(tokens, target, shares, first)
 
     def prepare(self) -> None:
         """Compiles the kernel of a GPU now: a transfer that waited for that would be late."""
@@ -82,16 +100,9 @@ class _HostWords:
         self._pages: np.ndarray = np.ctypeslib.as_array(whole).reshape(-1, num_rows(layout), layout.half_bytes)
         self._factors: dict[tuple[Region, int, int], np.ndarray] = {}
 
-    def digest(
-        self,
-        pages: np.ndarray,
-        offsets: np.ndarray,
-        factors: np.ndarray,
-        target: KVLayout,
-        shares: Sequence[HeadShare],
-        first_head: int,
-    ) -> Digest:
-        """Returns the digest of tokens at pages and offsets [tokens], each with its factor."""
+    def digest(self, tokens: _Tokens, target: KVLayout, shares: Sequence[HeadShare], first_head: int) -> Digest:
+        """Returns the digest of some heads of these tokens."""
+        pages, offsets, factors = tokens.places(self._layout.page_size)
         total = 0
         starts = [0, *(np.flatnonzero(np.diff(pages)) + 1).tolist(), len(pages)]
         for begin, end in itertools.pairwise(starts):  # the tokens of one page, which follow each other
@@ -159,39 +170,32 @@ class _DeviceWords:
         self._bytes = torch.as_tensor(DeviceBytes(memory), device=self._where)
         self._stream = torch.cuda.Stream(self._where, priority=-1)  # ahead of the prefill's kernels
 
-    def digest(
-        self,
-        pages: np.ndarray,
-        offsets: np.ndarray,
-        factors: np.ndarray,
-        target: KVLayout,
-        shares: Sequence[HeadShare],
-        first_head: int,
-    ) -> Digest:
-        """Begins the digest of tokens at pages and offsets [tokens], each with its factor."""
-        # The sum begins as a zero before the places, aligned as they are: a short digest takes as long as its launches.
-        torch, numbers = self._torch, np.concatenate([_NO_SUM, pages, offsets, factors.view(np.int64)])
+    def digest(self, tokens: _Tokens, target: KVLayout, shares: Sequence[HeadShare], first_head: int) -> Digest:
+        """Begins the digest of some heads of these tokens."""
+        # All that the kernel needs is in one small copy: a short digest takes as long as what the host does for it.
+        torch, numbers = self._torch, np.concatenate([(0, tokens.first_number), tokens.pages])
         with torch.inference_mode(), torch.cuda.device(self._where), torch.cuda.stream(self._stream):
             on_device = torch.from_numpy(numbers).pin_memory().to(self._where, non_blocking=True)
-            total, places = on_device[:1], on_device[len(_NO_SUM) :].view(3, -1)
             add = self._add if self._layout.dtype == target.dtype else self._add_converted
             for share in shares:
-                add(total, places, target, share, first_head)
+                add(on_device, tokens, target, share, first_head)
             found = torch.empty(1, dtype=torch.int64, pin_memory=True)
-            found.copy_(total, non_blocking=True)
+            found.copy_(on_device[:1], non_blocking=True)
             event = torch.cuda.Event()
             event.record(self._stream)
         return _DeviceDigest(found, lambda: bool(event.query()))
 
-    def _add(self, total: Any, places: Any, target: KVLayout, share: HeadShare, first_head: int) -> None:
-        """Adds the sum of some heads of the tokens at these places to the total."""
+    def _add(self, numbers: Any, tokens: _Tokens, target: KVLayout, share: HeadShare, first_head: int) -> None:
+        """Adds the sum of some heads of these tokens to the first number."""
         torch, layout = self._torch, self._layout
         kinds = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
         for region in regions(layout, layout.total_heads, word_bytes_of(target)):
             self._kernel(
                 self._bytes.view(kinds[region.word_bytes]),
-                places,
-                total,
+                numbers,
+                num_tokens=tokens.count,
+                first_offset=tokens.first_offset,
+                page_size=layout.page_size,
                 page_words=layout.page_bytes // region.word_bytes,
                 half_words=layout.half_bytes // region.word_bytes,
                 first_word=region.first_word + share.our_first * region.head_stride,
@@ -206,7 +210,9 @@ class _DeviceWords:
                 golden=GOLDEN - MODULUS,
             )
 
-    def _add_converted(self, total: Any, places: Any, target: KVLayout, share: HeadShare, first_head: int) -> None:
+    def _add_converted(
+        self, numbers: Any, tokens: _Tokens, target: KVLayout, share: HeadShare, first_head: int
+    ) -> None:
         """Adds the sum of tokens in the consumer's dtype, which no kernel of ours converts: some at a time."""
         torch, ours = self._torch, self._layout
         sizes = (self._num_pages, num_rows(ours), ours.page_size, ours.num_heads, -1)
@@ -217,7 +223,9 @@ class _DeviceWords:
         factors = torch.from_numpy(place_factors(region, num_rows(ours), first, share.count).view(np.int64))
         factors = factors.to(self._where).reshape(-1)
         mask = -1 if region.word_bytes == 8 else 256**region.word_bytes - 1
+        pages, offsets, of_tokens = tokens.places(ours.page_size)
+        places = torch.from_numpy(np.stack([pages, offsets, of_tokens.view(np.int64)])).to(self._where)
         for some in places.split(_TOKENS_AT_ONCE, dim=1):
             found = cells[some[0], :, some[1], share.our_first : share.our_first + share.count]
             wide = found.to(getattr(torch, target.dtype)).contiguous().view(words).flatten(1).to(torch.int64) & mask
-            total += (((wide ^ ((wide >> 32) & 0xFFFFFFFF)) * factors).sum(dim=1) * some[2]).sum()
+            numbers[:1] += (((wide ^ ((wide >> 32) & 0xFFFFFFFF)) * factors).sum(dim=1) * some[2]).sum()
