@@ -93,8 +93,8 @@ def gap_where_they_part(one: list[TokenLogprobs], other: list[TokenLogprobs]) ->
 def test_texts_of_quantised_caches_depend_on_chunks_at_near_ties_only(
     policy: dict[str, Any], kv_cache_dtype: str, tmp_path: Path
 ) -> None:
-    """Products of other sizes round otherwise, by 1e-6 of a key, and where that is in the middle between two of a
-    cache's numbers, the key differs by a sixteenth. Graphs are bit by bit what they are made of.
+    """Products of other sizes round otherwise, by 1e-6 of a key; where that is in the middle between two of a cache's
+    numbers, the stored element differs by up to an eighth. Graphs are bit by bit what they are made of.
     """
     save_tiny_model(tmp_path, "llama", head_dim=64)
     made = []
