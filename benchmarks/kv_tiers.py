@@ -66,13 +66,14 @@ def main() -> None:
     parser.add_argument("--concurrencies", type=integers, default=[1, 8, 64], help="requests at a time, of `unshared`")
     parser.add_argument("--host-path", help="a folder in memory for a pool that engines share")
     parser.add_argument("--disk-path", help="a folder for the disk's tier (default: a temporary one)")
+    parser.add_argument("--tier-dtype", default="auto", help="int4: four bits an element in lower tiers")
     parser.add_argument("--no-disk", action="store_true", help="hits of `hit` come from main memory alone")
     parser.add_argument("--rounds", type=int, default=5, help="prompts of each length; pairs of each concurrency")
     parser.set_defaults(host_bytes=16 << 30, cache_bytes=8_000_000_000, prompt=1024, output=64, copied_bytes=512 << 20)
     args = parser.parse_args()
     if args.smoke:
         vars(args).update(_SMOKE)
-    result: dict[str, Any] = {"model": args.model}
+    result: dict[str, Any] = {"model": args.model, "tier dtype": args.tier_dtype}
     if "index" in args.part:
         result["index"] = index_times()
         args.part.remove("index")
@@ -84,6 +85,7 @@ def main() -> None:
         disk = {"kv_disk_path": args.disk_path or f"{folder}/kv", "kv_disk_size": args.host_bytes}
         disk = disk if "hit" in args.part and not args.no_disk else {}
         sizes |= {"kv_host_path": args.host_path} if args.host_path else {}
+        sizes |= {"kv_tier_dtype": args.tier_dtype}
         engine = open_engine(args.model, Path(folder), **sizes, **disk)
         largest = 1000 if args.model == "demo" else vocabulary(str(model_folder(args.model, Path(folder))))
         for name in args.part:
