@@ -9,20 +9,24 @@ pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Request
-from mini_infer_engine.models.registry import read_config
+from mini_infer_engine.models.weights import direct_read
 from mini_infer_engine.runtime.cuda.executor import CudaExecutor
-from mini_infer_engine.runtime.model_runner import ModelRunner, make_runner
+from mini_infer_engine.runtime.model_runner import ModelRunner
+from mini_infer_engine.weight_transfer.exchange import NO_EXCHANGE, WeightExchange
+from tests.engine.weight_transfer.weight_engines import exchange, free_port
 from tests.gpu.device import GPU_ONLY
-from tests.gpu.runs import make_engine, make_settings, mixed_requests, texts
+from tests.gpu.runs import make_engine, make_runner, make_settings, mixed_requests, texts
 from tests.support.tiny_models import save_tiny_model
 
 pytestmark = GPU_ONLY
 VOCABULARY = 199
 
 
-def load(folder: Path, *, defers: bool, **options: Any) -> tuple[Engine, ModelRunner]:
+def load(
+    folder: Path, *, defers: bool, weights: WeightExchange = NO_EXCHANGE, **options: Any
+) -> tuple[Engine, ModelRunner]:
     settings = make_settings(folder, **options)
-    runner = make_runner(settings, read_config(folder), folder, CudaExecutor, defers=defers)
+    runner = make_runner(settings, weights=weights, defers=defers)
     return make_engine(settings, runner), runner
 
 
@@ -58,10 +62,19 @@ def test_tokens_are_the_same_when_graphs_are_captured_between_passes(tmp_path: P
     assert texts(make_engine(make_settings(tmp_path, **options), runner), requests) == expected
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "llama"])
-def test_weights_are_those_of_the_files_when_kernels_are_loaded_meanwhile(tmp_path: Path, kind: str) -> None:
-    save_tiny_model(tmp_path, kind, head_dim=64)
-    ready, runner = (load(tmp_path, defers=defers)[1] for defers in (False, True))
+@pytest.mark.parametrize(
+    ("architecture", "piece_bytes", "peers"), [("qwen3", 1 << 24, False), ("llama", 1000, False), ("qwen3", 1000, True)]
+)
+def test_weights_are_those_of_the_files_when_kernels_are_loaded_meanwhile(
+    architecture: str, piece_bytes: int, peers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a peer was to send them, and none is there."""
+    save_tiny_model(tmp_path, architecture, head_dim=64)
+    ready = load(tmp_path, defers=False)[1]
+    monkeypatch.setattr(direct_read, "_PIECE_BYTES", piece_bytes)
+    weights = exchange(0, free_port()) if peers else NO_EXCHANGE
+    runner = load(tmp_path, defers=True, weights=weights, weights_from="peers" if peers else "auto")[1]
+    assert bool(runner.loaded.fallback) is peers
     for name, parameter in ready.worker.model.named_parameters():
         assert runner.worker.model.get_parameter(name).equal(parameter), name
     assert runner.loaded.source == "files"

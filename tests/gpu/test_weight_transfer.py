@@ -19,17 +19,19 @@ ON_A_GPU = pytest.mark.skipif(INTERPRETED, reason="whole models are too slow for
 
 @ON_A_GPU
 @pytest.mark.parametrize(
-    ("architecture", "settings"),
+    ("architecture", "settings", "defers"),
     [
-        ("qwen2", {"dtype": "bfloat16"}),
-        ("qwen2", {"dtype": "bfloat16", "quantization": "fp8", "quantize_lm_head": True}),
-        ("qwen2", {"dtype": "bfloat16", "quantization": "int4"}),
-        ("qwen3_moe", {"dtype": "bfloat16", "quantization": "int8"}),
+        ("qwen2", {"dtype": "bfloat16"}, False),
+        ("qwen2", {"dtype": "bfloat16"}, True),
+        ("qwen3", {"dtype": "bfloat16"}, True),
+        ("qwen2", {"dtype": "bfloat16", "quantization": "fp8", "quantize_lm_head": True}, False),
+        ("qwen2", {"dtype": "bfloat16", "quantization": "int4"}, False),
+        ("qwen3_moe", {"dtype": "bfloat16", "quantization": "int8"}, False),
     ],
-    ids=["bf16", "fp8", "int4", "experts in int8"],
+    ids=["bf16", "beside kernels", "norms of keys beside kernels", "fp8", "int4", "experts in int8"],
 )
 def test_texts_are_equal_when_weights_come_from_a_peers_gpu(
-    architecture: str, settings: dict[str, Any], tmp_path: Path
+    architecture: str, settings: dict[str, Any], defers: bool, tmp_path: Path
 ) -> None:
     save_tiny_model(tmp_path, architecture, head_dim=32, hidden_size=256, intermediate_size=384)
     chosen = make_settings(tmp_path, weights_from="peers", **settings)
@@ -37,7 +39,7 @@ def test_texts_are_equal_when_weights_come_from_a_peers_gpu(
     source = make_runner(chosen, weights=exchange(port))
     assert source.weight_server is not None
     try:
-        copy = make_runner(chosen, weights=exchange(0, port))
+        copy = make_runner(chosen, weights=exchange(0, port), defers=defers)
     finally:
         source.weight_server.close()
     assert copy.loaded.source == "peer", copy.loaded

@@ -63,8 +63,6 @@ class Placement:
             return f"is {dtype}: this form of quantised checkpoint is not supported; use the original weights"
         return None
 
-    def place(self, tensor: Tensor, copy: Callable[[Tensor, Tensor], object] = Tensor.copy_) -> None:
-        """Copies the tensor, or the part of it that was read, cast to the target's dtype. `copy` fills a target with a
-        tensor.
-        """
-        copy(self.target, tensor if self.expand is None else self.expand(tensor))
+    def place(self, tensor: Tensor) -> None:
+        """Copies the tensor, or the part of it that was read, cast to the target's dtype."""
+        self.target.copy_(tensor if self.expand is None else self.expand(tensor))

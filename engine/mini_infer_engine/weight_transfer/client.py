@@ -47,7 +47,7 @@ _CHECK_S = 0.05
 """Seconds between two checks of a transfer's progress."""
 _MOST_CONNECTIONS = 8
 _INDEX = struct.Struct("!I")
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 4 << 20
 """Bytes that are received and hashed in turn, while the kernel buffers those that follow."""
 _AHEAD = 2
 """Pieces that a connection has requested: the peer prepares one while another is received."""

@@ -176,9 +176,8 @@ class GatheredPlacement(Placement):
     name: str = ""
     gathering: Gathering | None = None
 
-    def place(self, tensor: Tensor, copy: Callable[[Tensor, Tensor], object] = Tensor.copy_) -> None:
-        """Adds the tensor to the others. What they become is copied when all are there."""
-        del copy
+    def place(self, tensor: Tensor) -> None:
+        """Adds the tensor to the others."""
         assert self.gathering is not None, "a placement of a conversion has it"
         self.gathering.add(self.name, tensor)
 

@@ -27,6 +27,8 @@ class StoredTensor:
     """The file's own name of the tensor, if it differs."""
     encoded_bytes: int | None = None
     """Its bytes in the file; None: those of shape and dtype."""
+    begin: int | None = None
+    """Offset of its first byte in the file; None if it is not stored as it is read."""
 
     def bytes_read(self, part: Part | None) -> int:
         """Returns the bytes that are read of the file for a part (None: all of it). Encoded tensors are read whole."""

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -15,13 +15,13 @@ from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.config.quantization.checkpoint import KV_SCALES, ZERO_SUFFIX
 from mini_infer_engine.gguf.folder import weights_file
-from mini_infer_engine.layers.placement import FP8
+from mini_infer_engine.layers.placement import FP8, Placement
 from mini_infer_engine.models.causal_model import CausalModel
 from mini_infer_engine.models.weights.checkpoint import Checkpoint, check_fit
+from mini_infer_engine.models.weights.direct_read import FileTensor, read_directly
 from mini_infer_engine.models.weights.gguf_checkpoint import GgufCheckpoint
 from mini_infer_engine.models.weights.progress import LoadProgress
 from mini_infer_engine.models.weights.safetensors_checkpoint import SafetensorsCheckpoint
-from mini_infer_engine.models.weights.staged_copy import StagedCopies
 from mini_infer_engine.models.weights.tensor_names import is_base_model
 from mini_infer_engine.models.weights.widened_checkpoint import WidenedCheckpoint
 
@@ -167,25 +167,37 @@ def load_weights(model: CausalModel, checkpoint: Checkpoint) -> None:
     Raises:
         ModelError: a file cannot be read any more.
     """
-    expected = model.checkpoint_tensors()
-    by_file, threads = _by_file(checkpoint, expected), min(_MOST_THREADS, os.cpu_count() or 1)
+    expected, device = model.checkpoint_tensors(), next(model.parameters()).device
+    direct = {} if device.type == "cpu" else _stored_as_computed(expected, checkpoint)
+    rest = [name for name in expected if name not in direct]
+    by_file, threads = _by_file(checkpoint, rest), min(_MOST_THREADS, os.cpu_count() or 1)
     tasks = [(file, names[part::threads]) for file, names in by_file.items() for part in range(threads)]
     sizes = {name: checkpoint.tensors[name].bytes_read(target.part) for name, target in expected.items()}
-    device = next(model.parameters()).device
-    staged = StagedCopies(device) if device.type == "cuda" else None
     with closing(LoadProgress(sum(sizes.values()))) as progress, ThreadPoolExecutor(threads) as pool:
 
         def place(name: str, tensor: Tensor) -> None:
-            expected[name].place(tensor, Tensor.copy_ if staged is None else staged.copy)
+            expected[name].place(tensor)
             progress.add(sizes[name])
 
         def read(task: tuple[Path, list[str]]) -> None:
             file, names = task
             checkpoint.read(file, {name: expected[name].part for name in names}, place)
-            if staged is not None:
-                staged.finish()
 
-        list(pool.map(read, tasks))
+        placed = pool.map(read, tasks)
+        read_directly(list(direct.values()), device, progress.add)
+        list(placed)
+
+
+def _stored_as_computed(expected: Mapping[str, Placement], checkpoint: Checkpoint) -> dict[str, FileTensor]:
+    """Returns the tensors whose bytes in the file are those of their memory."""
+    found: dict[str, FileTensor] = {}
+    for name, placement in expected.items():
+        stored, target = checkpoint.tensors[name], placement.target
+        is_whole = placement.part is None and placement.expand is None and stored.encoded_bytes is None
+        is_same = stored.shape == tuple(target.shape) and stored.dtype == target.dtype and target.is_contiguous()
+        if stored.begin is not None and is_whole and is_same:
+            found[name] = FileTensor(target, stored.file, stored.begin)
+    return found
 
 
 def fill_randomly(model: CausalModel, seed: int) -> None:

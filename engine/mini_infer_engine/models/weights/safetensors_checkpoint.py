@@ -145,16 +145,17 @@ def _header(path: Path) -> dict[str, StoredTensor]:
         (size,) = struct.unpack("<Q", file.read(8))
         entries: dict[str, Any] = json.loads(file.read(min(size, _MOST_HEADER_BYTES)))
     entries.pop("__metadata__", None)
-    return {name: _stored(path, name, entry) for name, entry in entries.items()}
+    return {name: _stored(path, name, entry, 8 + size) for name, entry in entries.items()}
 
 
-def _stored(path: Path, name: str, entry: Mapping[str, Any]) -> StoredTensor:
+def _stored(path: Path, name: str, entry: Mapping[str, Any], data_begin: int) -> StoredTensor:
     if entry["dtype"] not in _DTYPES:
         raise ModelError(
             f"{path}: tensor {name} is {entry['dtype']}: this form of quantised checkpoint is not supported; "
             "use the original weights."
         )
-    return StoredTensor(path, tuple(entry["shape"]), _DTYPES[entry["dtype"]])
+    begin = data_begin + entry["data_offsets"][0]
+    return StoredTensor(path, tuple(entry["shape"]), _DTYPES[entry["dtype"]], begin=begin)
 
 
 def _open(path: Path) -> safe_open:
