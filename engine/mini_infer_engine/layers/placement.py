@@ -44,6 +44,11 @@ class Placement:
     """The part of the checkpoint's tensor that is read; None: all of it."""
 
     @property
+    def is_copied(self) -> bool:
+        """True if the target gets the numbers that were read; False if others are made of them."""
+        return self.expand is None
+
+    @property
     def allowed_shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shapes that the checkpoint's tensor may have, the usual one first."""
         here = tuple(self.target.shape)

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.parallelism.tensor_parallel import Shard, TensorParallel
+from mini_infer_engine.layers.placement import Part, Placement
 from mini_infer_engine.model_path import DEMO_DIRECTORY, resolve_model
 from mini_infer_engine.models.decoder import DecoderModel
+from mini_infer_engine.models.registry import class_of, read_config
+from mini_infer_engine.models.transformers_backend.names import GatheredPlacement
+from mini_infer_engine.models.weights import loader
+from mini_infer_engine.models.weights.checkpoint import StoredTensor
+from mini_infer_engine.models.weights.direct_read import read_directly
+from mini_infer_engine.models.weights.loader import load_weights, open_checkpoint
 from tests.support.tiny_models import PageDealer, reference_logits, run_chunks, save_tiny_model, tiny_runner
 
 TOKENS = list(range(5, 40))
@@ -148,3 +157,43 @@ def test_resolve_model_finds_a_model_or_raises_with_the_reason(tmp_path: Path, m
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ModelError, match=r"someone/some-model.*hub"):
         resolve_model("someone/some-model")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3_moe"])
+def test_bytes_are_where_the_loader_says_when_tensors_are_read_straight_from_files(
+    kind: str, rank: int, tmp_path: Path
+) -> None:
+    """Also the rows of one of two ranks; columns are elsewhere, and are read as before."""
+    save_tiny_model(tmp_path, kind)
+    config = replace(read_config(tmp_path), tensor_parallel=TensorParallel(rank, 2))
+    checkpoint = open_checkpoint(tmp_path, config)
+    expected, read = (class_of(config)(config).to(torch.float32) for _ in range(2))
+    load_weights(expected, checkpoint)
+    with torch.no_grad():
+        for parameter in read.parameters():
+            parameter.zero_()
+    tensors = loader._stored_as_computed(read.checkpoint_tensors(), checkpoint)
+    placements = expected.checkpoint_tensors()
+    read_directly(list(tensors.values()), torch.device("cpu"), lambda count: None)
+    for name, tensor in tensors.items():
+        assert tensor.target.equal(placements[name].target), name
+    left = set(placements) - set(tensors)
+    assert left
+    assert all(name.endswith(("o_proj.weight", "down_proj.weight")) for name in left), left
+
+
+def test_tensors_that_are_converted_are_not_read_straight_from_files() -> None:
+    """Not even where they have the shape of what is made of them."""
+    stored = StoredTensor(Path("file"), (4, 4), torch.float32, begin=8)
+    target = torch.zeros(4, 4)
+    assert loader._begin_in_file(stored, Placement(target)) == 8
+    assert loader._begin_in_file(stored, Placement(target, expand=torch.t)) is None
+    assert loader._begin_in_file(stored, GatheredPlacement(target)) is None
+    assert loader._begin_in_file(replace(stored, dtype=torch.float16), Placement(target)) is None
+    assert loader._begin_in_file(stored, Placement(target.t()[:, :2])) is None
+    assert loader._begin_in_file(stored, Placement(target[2:], part=Part(0, Shard(4, ((2, 4),))))) == 8 + 2 * 4 * 4
+    assert loader._begin_in_file(stored, Placement(target[2:], part=Part(0, Shard(4, ((0, 1), (3, 4)))))) is None
+    assert (
+        loader._begin_in_file(stored, Placement(target[:, :2].contiguous(), part=Part(1, Shard(4, ((0, 2),))))) is None
+    )

@@ -176,6 +176,11 @@ class GatheredPlacement(Placement):
     name: str = ""
     gathering: Gathering | None = None
 
+    @property
+    def is_copied(self) -> bool:
+        """False: the tensors are converted."""
+        return False
+
     def place(self, tensor: Tensor) -> None:
         """Adds the tensor to the others."""
         assert self.gathering is not None, "a placement of a conversion has it"

@@ -1,6 +1,7 @@
 """Loads a checkpoint into a model's memory. It knows no model: the model says which tensor fills which memory."""
 
 import logging
+import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from mini_infer_engine.config.quantization.checkpoint import KV_SCALES, ZERO_SUF
 from mini_infer_engine.gguf.folder import weights_file
 from mini_infer_engine.layers.placement import FP8, Placement
 from mini_infer_engine.models.causal_model import CausalModel
-from mini_infer_engine.models.weights.checkpoint import Checkpoint, check_fit
+from mini_infer_engine.models.weights.checkpoint import Checkpoint, StoredTensor, check_fit
 from mini_infer_engine.models.weights.direct_read import FileTensor, read_directly
 from mini_infer_engine.models.weights.gguf_checkpoint import GgufCheckpoint
 from mini_infer_engine.models.weights.progress import LoadProgress
@@ -189,15 +190,33 @@ def load_weights(model: CausalModel, checkpoint: Checkpoint) -> None:
 
 
 def _stored_as_computed(expected: Mapping[str, Placement], checkpoint: Checkpoint) -> dict[str, FileTensor]:
-    """Returns the tensors whose bytes in the file are those of their memory."""
+    """Returns the tensors whose bytes are in one place of the file as they are in memory."""
     found: dict[str, FileTensor] = {}
     for name, placement in expected.items():
-        stored, target = checkpoint.tensors[name], placement.target
-        is_whole = placement.part is None and placement.expand is None and stored.encoded_bytes is None
-        is_same = stored.shape == tuple(target.shape) and stored.dtype == target.dtype and target.is_contiguous()
-        if stored.begin is not None and is_whole and is_same:
-            found[name] = FileTensor(target, stored.file, stored.begin)
+        stored = checkpoint.tensors[name]
+        begin = _begin_in_file(stored, placement)
+        if begin is not None:
+            found[name] = FileTensor(placement.target, stored.file, begin)
     return found
+
+
+def _begin_in_file(stored: StoredTensor, placement: Placement) -> int | None:
+    """Returns the offset of the bytes that a tensor's memory has: all of a stored tensor, or some of its rows. Returns
+    None if they are in several places, or are converted.
+    """
+    target, part, skipped = placement.target, placement.part, 0
+    if stored.begin is None or stored.encoded_bytes is not None or not placement.is_copied:
+        return None
+    if stored.dtype != target.dtype or not target.is_contiguous():
+        return None
+    if part is not None:
+        if part.dim != 0 or len(part.shard.ranges) != 1:
+            return None
+        skipped = part.shard.ranges[0][0]
+    rows = stored.shape if part is None else (part.shard.count, *stored.shape[1:])
+    if rows != tuple(target.shape):
+        return None
+    return stored.begin + skipped * math.prod(stored.shape[1:]) * stored.dtype.itemsize
 
 
 def fill_randomly(model: CausalModel, seed: int) -> None:
