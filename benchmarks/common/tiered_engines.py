@@ -126,6 +126,10 @@ class VLLM:
         arguments = EngineArgs(model=model, **settings, **offloading)
         # Tokens of a step as vLLM chooses them where throughput counts.
         self._engine: Any = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
+        try:
+            self._engine.apply_model(spread_weights)
+        except Exception as fault:  # it is measured all the same
+            log_line(f"  vLLM keeps its dummy weights: {fault!r}")
         self._scheduler = self._engine.engine_core.engine_core.scheduler
         self._taken: list[Any] = []
 
@@ -161,3 +165,17 @@ class VLLM:
     def loaded(self) -> dict[str, int]:
         """Implements `Server`: nothing is counted."""
         return {}
+
+
+def spread_weights(model: Any) -> None:
+    """Gives vLLM's model dummy weights like ours. Its own lie between -0.001 and 0.001, norms among them, with which
+    routers choose few experts.
+    """
+    import torch
+
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        for name, parameter in model.named_parameters():
+            if parameter.is_floating_point():
+                parameter.fill_(1.0) if "norm" in name else parameter.normal_(0.0, 0.02)
+    log_line("  vLLM's weights are normal with a deviation of 0.02, as ours")
