@@ -13,12 +13,20 @@ _QUANTITY = re.compile(r"^[+-]?[0-9.]+(?P<suffix>[a-zA-Z].*)?$")
 _SUFFIXES = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3}
 _SUFFIXES |= {letter: 1000.0**power for power, letter in enumerate("MGTPE", start=2)}
 _SUFFIXES |= {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTPE", start=1)}
+LARGEST = float(2**63 - 1)
+"""The most that Kubernetes counts, in magnitude."""
 
 
 def parse_quantity(value: int | str) -> float:
-    """Returns the number that a quantity such as `250m`, `1Gi` or 3 stands for. Raises ValueError for anything else."""
+    """Returns the number that a quantity such as `250m`, `1Gi` or 3 stands for; beyond LARGEST that, as Kubernetes
+    does. Raises ValueError for anything else.
+    """
+    return max(-LARGEST, min(LARGEST, _number(value)))
+
+
+def _number(value: int | str) -> float:
     if isinstance(value, int):
-        return float(value)
+        return float(max(-(2**63), min(2**63, value)))
     match = _QUANTITY.match(value)
     if match is None or not re.match(QUANTITY_PATTERN, value):
         raise ValueError(f"{value!r} is not a Kubernetes quantity: write a number such as 2, 250m, 256Mi or 1Gi")

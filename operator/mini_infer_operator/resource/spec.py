@@ -51,6 +51,8 @@ MODEL_URI_PATTERN = (
 )
 MODEL_NAME_PATTERN = r"^[A-Za-z0-9]([-\w.:/]*[A-Za-z0-9])?$"
 LEAST_KV_CACHE = "1Mi"
+NO_NUL_PATTERN = r"^[^\x00]*$"
+"""No program takes an argument with a zero byte: containers with one never start."""
 _COPIED = ("http://", "https://", "s3://", "gs://")
 """Schemes of models that engines do not read themselves."""
 
@@ -155,7 +157,7 @@ class ModelSpec(ApiModel):
             lambda m: m.cache is None or m.uri.removeprefix("pvc://").partition("/")[0] != m.cache.claim,
         ),
     )
-    uri: str = Field(min_length=1, max_length=1024)
+    uri: str = Field(min_length=1, max_length=1024, pattern=NO_NUL_PATTERN)
     """The location of the weights: `demo` (ships with the engine), `file:///path` (a folder where the engine runs: in
     its image, on a volume of the template, or on this machine with `mini-infer up`), `pvc://claim/path` (mounted
     read-only), `hf://organisation/name[@revision]`, `oci://registry/image:tag[#folder]` (an image volume: pulled once
@@ -355,7 +357,9 @@ class EngineSpec(_EngineFields):
             lambda e: not any(re.match(_RESERVED_FLAG_PATTERN, a) for a in e.extra_args or ()),
         ),
     )
-    extra_args: list[Annotated[str, Field(min_length=1, max_length=512)]] | None = Field(default=None, max_length=32)
+    extra_args: list[Annotated[str, Field(min_length=1, max_length=512, pattern=NO_NUL_PATTERN)]] | None = Field(
+        default=None, max_length=32
+    )
     """More flags of `mini-infer-serve`, each as `--flag=value`."""
 
     @property

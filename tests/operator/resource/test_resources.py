@@ -210,6 +210,9 @@ def test_resource_models_are_frozen() -> None:
         ("2E", 2e18),
         ("1.5k", 1500),
         ("3Ei", 3 * 2**60),
+        ("1e400", 2**63),
+        ("-1e400", -(2**63)),
+        (10**400, 2**63),
     ],
 )
 def test_quantities_are_parsed(text: int | str, number: float) -> None:
