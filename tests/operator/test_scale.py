@@ -85,6 +85,23 @@ def test_an_inference_scaler_sets_the_replicas_of_its_role(cluster: Cluster) -> 
     wait(lambda: ready_engines(cluster, "byrole") == 2)
 
 
+def test_an_inference_scaler_says_so_when_its_service_does_not_exist(cluster: Cluster) -> None:
+    spec = {"service": "nobody", "role": "unified"}
+    scaler = {"apiVersion": "serving.mini-infer.io/v1alpha1", "kind": "InferenceScaler", "spec": spec}
+    cluster.plane.apply({**scaler, "metadata": {"name": "lost", "namespace": "default"}})
+
+    def status() -> dict[str, Any]:
+        (found,) = (item for item in cluster.get("infscaler") if item["metadata"]["name"] == "lost")
+        return dict(found.get("status", {}))
+
+    wait(lambda: status() == {"message": "there is no InferenceService nobody in namespace default"})
+    cluster.apply("nobody", unified={"replicas": 1})
+    wait(lambda: status().get("replicas") == 1)
+    assert cluster.plane.kubectl("delete", "infsvc/nobody").returncode == 0
+    wait(lambda: "there is no InferenceService" in status().get("message", ""))
+    assert cluster.plane.kubectl("delete", "infscaler/lost").returncode == 0
+
+
 def test_the_api_server_accepts_the_examples_autoscaler(cluster: Cluster) -> None:
     applied = cluster.plane.kubectl("apply", "--server-side", "--dry-run=server", "-f", str(EXAMPLES / "hpa.yaml"))
     assert applied.returncode == 0, applied.stderr

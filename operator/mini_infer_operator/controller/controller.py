@@ -28,7 +28,7 @@ from mini_infer_operator.objects.running_requests import RunningRequests
 from mini_infer_operator.plan.model_names import ModelNames
 from mini_infer_operator.plan.rollout_throttle import RolloutThrottle
 from mini_infer_operator.presets.resolve import is_outdated
-from mini_infer_operator.resource import KIND
+from mini_infer_operator.resource import KIND, SCALER_KIND
 from mini_infer_operator.settings import OperatorSettings
 from mini_infer_operator.status import progress_ended
 
@@ -116,11 +116,11 @@ class Controller:
                 self.changed(key)
 
     def start(self) -> None:
-        """Queues every service, and from now on each one that changes."""
+        """Queues every service, and those that a scaler names, and from now on each one that changes."""
         self._throttle.restart()
         self._starts.restart(datetime.now(UTC))
         self._queue = WorkQueue(self._work, resync_s=self._settings.resync_s)
-        for key in self._cache.keys(KIND):
+        for key in {*self._cache.keys(KIND), *self._cache.services_of(SCALER_KIND)}:
             stored = self._cache.get(KIND, *key)
             self._follow(key, stored)
             self._queue.add(key)

@@ -42,7 +42,7 @@ from mini_infer_operator.objects.peer_secrets import PeerSecrets
 from mini_infer_operator.objects.peers import needs_peers_secret, peers_secret_name
 from mini_infer_operator.objects.render import render
 from mini_infer_operator.objects.running_requests import RunningRequests
-from mini_infer_operator.objects.scalers import initial_replicas, scaled_spec, scaler_status
+from mini_infer_operator.objects.scalers import initial_replicas, lost_scaler_status, scaled_spec, scaler_status
 from mini_infer_operator.observe import Observed, ObservedCanary, ObservedWorkload
 from mini_infer_operator.plan.default_image import Change, image_change
 from mini_infer_operator.plan.limits import times_of
@@ -133,9 +133,11 @@ class ClusterBackend:
 
     async def read(self) -> Mapping[str, Any] | None:
         """Returns the service as stored, with the replicas of its scalers and of the planner. None once it is gone or
-        being deleted.
+        being deleted: then scalers that name it say so.
         """
         stored = self._cache.get(KIND, self._namespace, self._name)
+        for scaler in self._scalers() if stored is None else ():
+            await self._report_scaler(scaler, lost_scaler_status(scaler))
         if stored is None or "deletionTimestamp" in stored["metadata"]:
             return None
         spec = self._pinned(stored) if _is_paused(stored) else stored["spec"]
@@ -349,11 +351,13 @@ class ClusterBackend:
                 change = {"spec": {"replicas": replicas}}
                 written = await self._api.merge(SCALER_KIND, self._namespace, name, change)
                 self._cache.written(SCALER_KIND, written or scaler)
-            desired = scaler_status(scaler, scalers, spec, status)
-            if desired != scaler.get("status"):
-                identity = {"name": name, "namespace": self._namespace, "uid": scaler["metadata"]["uid"]}
-                manifest = {"apiVersion": f"{GROUP}/{VERSION}", "kind": SCALER_KIND, "metadata": identity}
-                self._cache.written(SCALER_KIND, await self._api.apply_status({**manifest, "status": desired}))
+            await self._report_scaler(scaler, scaler_status(scaler, scalers, spec, status))
+
+    async def _report_scaler(self, scaler: Object, status: Mapping[str, Any]) -> None:
+        if status != scaler.get("status"):
+            identity = {key: scaler["metadata"][key] for key in ("name", "namespace", "uid")}
+            manifest = {"apiVersion": f"{GROUP}/{VERSION}", "kind": SCALER_KIND, "metadata": identity}
+            self._cache.written(SCALER_KIND, await self._api.apply_status({**manifest, "status": status}))
 
     def record_event(
         self, about: Mapping[str, Any], reason: str, message: str, event_type: EventType = "Normal"

@@ -171,6 +171,10 @@ class ObjectCache:
         """Returns the namespaces and names of all objects of a kind."""
         return list(self._entries[kind])
 
+    def services_of(self, kind: str) -> set[ServiceKey]:
+        """Returns the services that objects of this kind belong to, whether these exist or not."""
+        return {(key[0], entry.service) for key, entry in self._entries[kind].items()}
+
     def _keep(self, kind: str, found: Mapping[str, Any]) -> ServiceKey | None:
         key, uid, version = _identity(found)
         service, before = service_of(kind, found), self._entries[kind].get(key)

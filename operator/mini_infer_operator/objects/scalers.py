@@ -46,6 +46,12 @@ def scaler_status(
     return {"replicas": counted.get(role, 0), "selector": f"{LABEL_SERVICE}={service},{LABEL_ROLE}={role}"}
 
 
+def lost_scaler_status(scaler: Object) -> dict[str, Any]:
+    """Returns the status of a scaler whose service does not exist."""
+    namespace, service = scaler["metadata"]["namespace"], scaler["spec"]["service"]
+    return {"message": f"there is no InferenceService {service} in namespace {namespace}"}
+
+
 def _by_role(scalers: Sequence[Object]) -> dict[str, Object]:
     """Returns the scaler in force for each role: the oldest if there are several."""
     order = sorted(scalers, key=lambda s: (s["metadata"].get("creationTimestamp", ""), s["metadata"]["name"]))
