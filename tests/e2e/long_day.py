@@ -32,11 +32,12 @@ from tests.e2e.load import CONNECTIONS, OpenLoad
 from tests.e2e.losses import Losses
 from tests.e2e.model_caches import model_caches
 from tests.e2e.model_images import model_images
+from tests.e2e.noise import noise
 from tests.e2e.release import RELEASE, SYSTEM, Release
 from tests.e2e.soak import NAME, Service
 from tests.e2e.zero import zero_cycles
 
-PARTS = ("images", "caches", "zero", "autoscalers", "canaries", "day")
+PARTS = ("images", "caches", "zero", "autoscalers", "noise", "canaries", "day")
 RELEASE_VALUES = {"operator.replicas": "2", "engine.podSecurity.profile": "privileged"}
 """Two operators, of which one may be lost; a cache in a folder of the node is a hostPath."""
 STEPS_BETWEEN_PARTS = 4
@@ -114,6 +115,7 @@ def run_day(cluster: Cluster, url: str, load: OpenLoad, service: Service, option
         "caches": lambda: model_caches(cluster, url),
         "zero": lambda: zero_cycles(cluster, url, options.cycles, options.cycle_requests),
         "autoscalers": lambda: autoscalers(cluster, options.address, options.autoscalers_minutes * 60),
+        "noise": lambda: noise(cluster, url, options.noise_minutes * 60),
         "canaries": lambda: canaries(cluster, url, options),
     }
     chosen = words(options.parts)
@@ -145,6 +147,7 @@ def main() -> int:
     parser.add_argument("--cycles", type=int, default=10, metavar="N", help="of zero (default: 10)")
     parser.add_argument("--cycle-requests", type=int, default=200, metavar="N", help="of each cycle (default: 200)")
     parser.add_argument("--autoscalers-minutes", type=float, default=10.0, metavar="N")
+    parser.add_argument("--noise-minutes", type=float, default=10.0, metavar="N")
     parser.add_argument("--address", default="10.77.0.254", help="of this machine, as the node sees it")
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON, written again after every part")
     add_flags(parser)
