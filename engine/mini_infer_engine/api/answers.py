@@ -9,10 +9,20 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 
+class CachedTokensDetails(Struct):
+    """Cached tokens by where they were, if the prefix cache has lower tiers."""
+
+    device: int
+    host: int
+    disk: int
+    peer: int
+
+
 class PromptTokensDetails(Struct):
     """Tokens of the prompt that were in the cache."""
 
     cached_tokens: int
+    cached_tokens_details: CachedTokensDetails | UnsetType = UNSET
 
 
 class Usage(Struct):
@@ -229,6 +239,7 @@ class MessageUsage(Struct):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    cached_tokens_details: CachedTokensDetails | UnsetType = UNSET
     cache_creation: dict[str, int] | UnsetType = UNSET
     output_tokens_details: dict[str, int] | UnsetType = UNSET
     server_tool_use: None = None

@@ -12,7 +12,7 @@ from mini_infer_engine.api.dialects.anthropic.blocks import text_blocks, thinkin
 from mini_infer_engine.api.dialects.anthropic.events import PING, BlockEvents, event, ids_event
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit
 from mini_infer_engine.api.dialects.openai.chat import ChatDialect
-from mini_infer_engine.api.dialects.openai.shapes import encode_json
+from mini_infer_engine.api.dialects.openai.shapes import cached_tokens_details, encode_json
 from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.output_text import Delta, OutputText
 from mini_infer_web.api_errors import ApiError
@@ -125,6 +125,7 @@ class MessagesRenderer:
 
     def _usage(self, reply: OutputText) -> dict[str, Any]:
         usage = _prompt_usage(reply) | {"output_tokens": len(reply.token_ids) if self._max_tokens else 0}
+        usage |= cached_tokens_details([reply])
         if reply.parsed is not None:
             usage["output_tokens_details"] = {"thinking_tokens": reply.parsed.reasoning_tokens}
         return usage

@@ -217,10 +217,17 @@ def usage(replies: Sequence[OutputText]) -> dict[str, Any]:
             )
         },
     }
-    if cached := [reply.cached_tokens for reply in prompts if reply.cached_tokens is not None]:
-        found["prompt_tokens_details"]["cached_tokens_details"] = {
-            medium: sum(getattr(one, medium) for one in cached) for medium in CachedTokens.__struct_fields__
-        }
+    found["prompt_tokens_details"] |= cached_tokens_details(list(prompts))
     if parsed := [reply.parsed for reply in replies if reply.parsed is not None]:
         found["completion_tokens_details"] = {"reasoning_tokens": sum(output.reasoning_tokens for output in parsed)}
     return found
+
+
+def cached_tokens_details(replies: Sequence[OutputText]) -> dict[str, dict[str, int]]:
+    """Returns the field `cached_tokens_details` of different prompts: their cached tokens by medium. It is empty if the
+    prefix cache has no lower tiers.
+    """
+    if not (cached := [reply.cached_tokens for reply in replies if reply.cached_tokens is not None]):
+        return {}
+    media = CachedTokens.__struct_fields__
+    return {"cached_tokens_details": {medium: sum(getattr(one, medium) for one in cached) for medium in media}}

@@ -11,7 +11,7 @@ from mini_infer_apis.dialects.responses_request import ResponsesConversation
 from mini_infer_apis.stored_responses.request import KeptRequest
 from mini_infer_engine.api.dialects.base import GenerationSpec
 from mini_infer_engine.api.dialects.openai.logprobs import TokenNames, chat_logprobs
-from mini_infer_engine.api.dialects.openai.shapes import encode_json
+from mini_infer_engine.api.dialects.openai.shapes import cached_tokens_details, encode_json
 from mini_infer_engine.api.dialects.responses.items import EventWriter, Logprobs, ids_event
 from mini_infer_engine.api.dialects.responses.output import ResponseOutput, parts_of
 from mini_infer_engine.core.request import TokenLogprobs
@@ -152,9 +152,10 @@ def _usage(reply: OutputText) -> dict[str, Any]:
     """Returns the tokens of a response."""
     input_tokens, output_tokens = len(reply.request.prompt_token_ids), len(reply.token_ids)
     reasoning_tokens = reply.parsed.reasoning_tokens if reply.parsed is not None else 0
+    cached = {"cached_tokens": min(reply.num_cached_tokens, input_tokens), "cache_write_tokens": 0}
     return {
         "input_tokens": input_tokens,
-        "input_tokens_details": {"cached_tokens": min(reply.num_cached_tokens, input_tokens), "cache_write_tokens": 0},
+        "input_tokens_details": cached | cached_tokens_details([reply]),
         "output_tokens": output_tokens,
         "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
         "total_tokens": input_tokens + output_tokens,
