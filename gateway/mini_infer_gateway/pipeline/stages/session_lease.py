@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
+from mini_infer_apis.dialects.kv_hints import KVHints
 from mini_infer_gateway.fleet.return_times import RequestKind
 from mini_infer_gateway.pipeline.call import Call
 from mini_infer_gateway.pipeline.clients import with_fields
@@ -36,8 +39,8 @@ def expect_return(call: Call, serving: Serving) -> None:
 
 def _is_done(call: Call) -> bool:
     """True if the client says that the session does not return. Its gap counts for nothing then."""
-    hints = call.fields.get("kv_hints")
-    return isinstance(hints, dict) and hints.get("done") is True
+    hints = _hints(call)
+    return hints is not None and hints.done
 
 
 def announce(call: Call, decision: Decision, wait_s: float, serving: Serving) -> None:
@@ -51,14 +54,24 @@ def announce(call: Call, decision: Decision, wait_s: float, serving: Serving) ->
 
 
 def bound_pin(call: Call, serving: Serving) -> None:
-    """Turns a pin beyond the client's budget into a hint that is not pinned. Engines refuse hints that are none."""
-    hints = call.fields.get("kv_hints")
-    if not isinstance(hints, dict) or hints.get("pin") is not True or call.boundary:
+    """Turns a pin beyond the client's budget into a hint that is not pinned. Hints that an engine will refuse pin
+    nothing, and go to it as they are.
+    """
+    hints = _hints(call)
+    if hints is None or not hints.pin or hints.done or call.boundary:
         return
-    ttl_s = hints.get("ttl_s")
-    seconds = float(ttl_s) if isinstance(ttl_s, int | float) else PIN_S
+    seconds = PIN_S if hints.ttl_s is None else hints.ttl_s
     if not serving.pins.take(call.client.pays_as(call.scope), call.request.prompt_tokens, seconds, serving.clock()):
-        call.body = with_fields(call.body, {"kv_hints": {**hints, "pin": False, "ttl_s": ttl_s or PIN_S}})
+        call.body = with_fields(call.body, {"kv_hints": {"pin": False, "ttl_s": seconds}})
+
+
+def _hints(call: Call) -> KVHints | None:
+    """Returns the hints of a request, or None if it has none or they are no hints."""
+    hints = call.fields.get("kv_hints")
+    try:
+        return msgspec.convert(hints, KVHints) if isinstance(hints, dict) else None
+    except msgspec.ValidationError:
+        return None
 
 
 def request_kind(fields: dict[str, Any]) -> RequestKind:

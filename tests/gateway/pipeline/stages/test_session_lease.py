@@ -107,6 +107,31 @@ async def test_a_pin_becomes_an_ordinary_lease_when_the_client_has_pinned_too_mu
 HELLO = [{"role": "user", "content": "z" * 100}]
 
 
+@pytest.mark.parametrize(
+    "hints",
+    [
+        {"pin": True, "ttl_s": 10**400},
+        {"pin": True, "ttl_s": -5},
+        {"pin": True, "ttl_s": 0},
+        {"pin": True, "ttl_s": "60"},
+        {"pin": True, "ttl_s": 1e300},
+        {"pin": True, "until": 5},
+        {"pin": 1},
+        {"done": True, "ttl_s": []},
+    ],
+    ids=lambda hints: str(hints)[:40],
+)
+async def test_hints_that_are_none_reach_the_engine_as_they_are_when_the_budget_is_used_up(
+    hints: dict[str, Any],
+) -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, max_pinned_tokens=1) as gateway:
+        await gateway.settled()
+        body = {"model": "m", "messages": HELLO, "kv_hints": hints}
+        async with gateway.client.post(gateway.url + "/v1/chat/completions", json=body) as response:
+            assert response.status == 200, "an engine refuses them, and says why"
+        assert json.loads(engine.bodies[-1])["kv_hints"] == hints
+
+
 async def test_hints_go_to_the_engine_that_has_the_session_when_its_last_answer_has_ended() -> None:
     async with FakeEngine("a") as one, FakeEngine("b") as two, running_gateway(one.endpoint, two.endpoint) as gateway:
         await gateway.settled()
