@@ -69,6 +69,7 @@ class _Load:
     pages: Items[TierPage]
     targets: list[int]
     is_first: bool
+    is_prefetch: bool
     state: TierState | None = None
     checkpoint: int | None = None
     """The slot for the state, which the load uses."""
@@ -162,15 +163,18 @@ class Loads:
         state: TierState | None = None,
         *,
         is_first: bool,
+        is_prefetch: bool = False,
         places: Items[tuple[int, int]] = (),
         num_pages: int = 0,
     ) -> None:
         """Loads pages behind the computed tokens of a sequence, which has been given pages for them, and the state
-        after them. With `places` they are those of its KV groups, for the first `num_pages` pages of a prefix.
+        after them. With `places` they are those of its KV groups, for the first `num_pages` pages of a prefix. What a
+        prefetch loads is a hit only once a prompt uses it.
         """
         first = sequence.num_computed // self._pool.page_size
         targets = sequence.pages[first : first + len(pages)]
-        load = _Load(sequence, sequence.num_computed, pages, targets, is_first, state, self._take_checkpoint(state))
+        checkpoint = self._take_checkpoint(state)
+        load = _Load(sequence, sequence.num_computed, pages, targets, is_first, is_prefetch, state, checkpoint)
         if places:
             load.targets = [sequence.page_tables[group][place] for group, place in places]
             load.num_whole = num_pages * self._pool.page_size
@@ -321,8 +325,9 @@ class Loads:
         used = load.pages[:num_valid]
         for place, page in enumerate(used):
             if not load.is_first_group or load.is_first_group[place]:
-                page.tier.hit(page_size)
                 counts[page.tier.name] += page_size
+                if not load.is_prefetch:
+                    page.tier.hit(page_size)
         is_void = load.needs_all and num_valid < len(load.all_pages)
         num_tokens = load.num_before + len(used) * page_size
         if load.num_whole is not None:

@@ -90,7 +90,13 @@ class Prefetches:
                 page.tier.prefetched(self._page_size)
         heappush(self._ends, (until_s, next(self._serials), prefetch))
         self._loads.begin(
-            prefetch.carrier, pages, state, is_first=False, places=match.places, num_pages=match.num_pages
+            prefetch.carrier,
+            pages,
+            state,
+            is_first=False,
+            is_prefetch=True,
+            places=match.places,
+            num_pages=match.num_pages,
         )
         return True
 
@@ -163,6 +169,7 @@ class Prefetches:
                 if entry is not None and entry[1].record.is_reported:
                     tier = entry[1].tier
                     tier.prefetch_used(self._page_size)
+                    tier.hit(self._page_size)
                     found[tier.name] += self._page_size
         return found
 

@@ -107,6 +107,7 @@ def test_session_is_on_the_device_when_its_request_was_announced(clock: Clock) -
     clock.now_s += 11
     engine.write_behind()
     assert host(engine).prefetch_wasted_tokens == 16
+    assert host(engine).hit_tokens == 144, "as many as prompts were told of"
 
 
 def test_nothing_is_loaded_when_the_announced_request_is_unknown(clock: Clock) -> None:
@@ -171,6 +172,7 @@ def test_unused_blocks_are_evicted_first_when_the_session_did_not_return(clock: 
     pool = engine.scheduler.kv_cache.pool
     pages = engine.scheduler.kv_cache.longest_cached(PROMPT, _root())[0]
     assert set(pool.least_recently_used(len(pages))) == set(pages)
+    assert host(engine).hit_tokens == 0
 
 
 def test_prefetch_takes_no_page_of_a_lease_that_ends_sooner(clock: Clock) -> None:
