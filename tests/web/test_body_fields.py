@@ -33,6 +33,20 @@ class Request(Struct, forbid_unknown_fields=True, kw_only=True):
     container: None = None
 
 
+class Choices(Struct):
+    policy: Literal["full", "window"] | None = None
+    mode: Literal["on", "off"] = "on"
+
+
+@pytest.mark.parametrize("body", [{"policy": "x"}, {"mode": "x"}])
+def test_the_values_of_a_field_are_listed_when_it_has_another(body: dict[str, Any]) -> None:
+    (name,) = body
+    known = {"policy": "full, window", "mode": "on, off"}[name]
+    with pytest.raises(ApiError) as caught:
+        parse_body(body, Choices)
+    assert caught.value.message == f"{name} is 'x': this server does not know this value, it knows {known}"
+
+
 def parse_body(body: dict[str, Any], kind: type[Any], unknown: UnknownFields | None = None) -> Any:
     """The body as `kind`, or the error that names all faulty fields."""
     parsed, found = read_body(body, kind, unknown)

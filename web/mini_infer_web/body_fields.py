@@ -6,7 +6,7 @@ Knows no dialect. Ranges that msgspec cannot state are checked where the values 
 import re
 from collections.abc import Mapping
 from itertools import islice
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -114,7 +114,7 @@ def _checked(name: str, value: object, kind: Any, unknown: UnknownFields) -> tup
                 key = _entry(value, inner, kind)
                 inner = (*inner, *key)
                 wrong = wrong if not key else key[0] if found["is_key"] else wrong[key[0]]
-            return value, _fault((name, *inner), problem, wrong)
+            return value, _fault((name, *inner), problem, wrong, () if inner else _choices(kind))
         if not unknown.are_ignored:
             return value, unknown_field((name, *inner, extra))
         unknown.ignored.append((name, *inner, extra))
@@ -176,7 +176,13 @@ def _without(value: Any, path: FieldPath, name: str) -> Any:
     return _with(value, path, {key: inner for key, inner in _at(value, path).items() if key != name})
 
 
-def _fault(path: FieldPath, problem: str, value: object) -> Fault:
+def _choices(kind: Any) -> tuple[str, ...]:
+    """Returns the values that a field may have, if its type lists them, or lists them beside null."""
+    choices = [arg for one in (kind, *get_args(kind)) if get_origin(one) is Literal for arg in get_args(one)]
+    return tuple(map(str, choices))
+
+
+def _fault(path: FieldPath, problem: str, value: object, choices: tuple[str, ...] = ()) -> Fault:
     if problem.startswith(_MISSING):
         missing = problem.removeprefix(_MISSING).removesuffix("`")
         return Fault((*path, missing), (" is missing: send this field",), "missing_field")
@@ -185,7 +191,8 @@ def _fault(path: FieldPath, problem: str, value: object) -> Fault:
     if problem.startswith("Invalid value"):  # of the field that tells the members of a union apart
         return Fault(path, (f" is {quoted(value)}: this server does not support it",), "invalid_value")
     if problem.startswith("Invalid enum value"):
-        return Fault(path, (f" is {quoted(value)}: this server does not know this value",), "invalid_value")
+        known = f", it knows {', '.join(choices)}" if choices else ""
+        return Fault(path, (f" is {quoted(value)}: this server does not know this value{known}",), "invalid_value")
     return Fault(path, (f" is {quoted(value)}: {_lower(problem)}",), "invalid_value")
 
 
