@@ -1,11 +1,15 @@
-"""Maps torch's shared libraries and opens the GPU in a thread that does not hold the interpreter.
+"""Does in threads, beside imports, what takes long and does not need the interpreter: maps torch's shared libraries,
+opens the GPU, and hashes Triton's compiler.
 
-Python imports modules meanwhile, which takes it for seconds. Nothing depends on it: torch finds the libraries mapped
-and the context of the GPU made, or does both itself.
+Nothing depends on it: torch finds the libraries mapped and the context of the GPU made, and Triton finds the hash, or
+they do it themselves.
 """
 
+import contextlib
 import ctypes
+import os
 import threading
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,24 +17,45 @@ _LIBRARIES = (("libtorch_global_deps.so", ctypes.RTLD_GLOBAL), ("libtorch_python
 """torch's own order and modes: the first brings the libraries of CUDA into everybody's reach."""
 
 
-def begin_preload(*, opens_gpu: bool) -> threading.Thread:
-    """Begins to map the libraries, and to open the first GPU if there is one."""
-    thread = threading.Thread(target=_preload, args=(opens_gpu,), name="preload", daemon=True)
+def begin_mapping_torch() -> threading.Thread:
+    """Begins to map torch's libraries."""
+    return _begun(_map_torch, "map-torch")
+
+
+def begin_opening_gpu() -> threading.Thread:
+    """Begins to open the first GPU if there is one."""
+    return _begun(_open_gpu, "open-gpu")
+
+
+def begin_hashing_compiler() -> threading.Thread | None:
+    """Imports Triton, and begins to hash its compiler: 0.4 GB that the key of each kernel in its cache contains.
+
+    Returns None if there is no Triton.
+    """
+    with contextlib.suppress(Exception):  # an engine that needs it reports what is wrong
+        if find_spec("triton") is not None:
+            from triton.runtime.cache import triton_key
+
+            return _begun(triton_key, "hash-compiler")
+    return None
+
+
+def _begun(work: Callable[[], object], name: str) -> threading.Thread:
+    thread = threading.Thread(target=work, name=name, daemon=True)
     thread.start()
     return thread
 
 
-def _preload(opens_gpu: bool) -> None:
-    if opens_gpu:
-        threading.Thread(target=_open_gpu, name="open-gpu", daemon=True).start()
+def _map_torch() -> None:
     torch = find_spec("torch")
     if torch is None or not torch.submodule_search_locations:
         return
+    # As a foreign function: `ctypes.CDLL` would keep the interpreter while it maps.
+    dlopen = ctypes.CDLL(None).dlopen
+    dlopen.argtypes, dlopen.restype = [ctypes.c_char_p, ctypes.c_int], ctypes.c_void_p
     folder = Path(torch.submodule_search_locations[0]) / "lib"
     for name, mode in _LIBRARIES:
-        try:
-            ctypes.CDLL(str(folder / name), mode)
-        except OSError:  # another build of torch: it maps its own
+        if not dlopen(os.fsencode(folder / name), mode | os.RTLD_NOW):  # another build of torch: it maps its own
             return
 
 
