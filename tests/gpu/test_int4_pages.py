@@ -87,8 +87,8 @@ def test_packed_pages_come_back_from_pinned_memory_in_batches(beside: bool) -> N
     hidden = torch.randint(-(2**62), 2**62, (40, 300), device=DEVICE)
     before, states = storage.clone(), hidden.clone()
     codec = PackedPages(storage, 128, [hidden] if beside else [], BF16)
-    codec.most_pages = 3
     tier = CudaHostTier(codec, 20, b"")
+    codec.most_pages = tier._loading_codec.most_pages = 3
     tier.store(0, [PageMove(page, 19 - page) for page in range(20)])
     stored = moved(tier).digests
     tier.load(1, [PageMove(19 - page, page + 20) for page in range(20)])

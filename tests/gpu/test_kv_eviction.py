@@ -22,7 +22,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 ENGINE: dict[str, Any] = {"kv_policy": "h2o", "kv_budget": 512}
 """Options without which no request has H2O. They evict nothing."""
-NEAR_TIE, MOST_TIES = 0.1, 2
+NEAR_TIE, MOST_TIES = 0.02, 2
 """Nats between two tokens of which either may follow, and texts of a dozen that may come to such a place."""
 policies = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 

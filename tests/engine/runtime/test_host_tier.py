@@ -204,10 +204,14 @@ def test_codecs_do_not_share_staging_memory_when_copies_overlap() -> None:
     pool = packed_pool()
     one = PackedPages(pool.storage, 32, (), torch.float32)
     other = one.for_another_stream()
-    one.encode([1, 2])
-    other.encode([3])
-    one.decode([4, 5])
-    other.decode([0])
-    for source, target in ((1, 4), (3, 0)):
-        rows = pool.storage[source].view(-1, 32)
-        assert torch.equal(pool.storage[target].view(-1, 32), unpack_rows(*pack_rows(rows), torch.float32))
+    before = pool.storage.clone()
+    rows, next_rows, others = one.rows_of([1, 2]), one.rows_of([5]), other.rows_of([3])
+    one.encode([1, 2], rows)
+    one.encode([5], next_rows)  # the next batch, while this one is copied
+    other.encode([3], others)
+    one.decode([4, 5], rows)
+    one.decode([1], next_rows)
+    other.decode([0], others)
+    for source, target in ((1, 4), (2, 5), (5, 1), (3, 0)):
+        expected = unpack_rows(*pack_rows(before[source].view(-1, 32)), torch.float32)
+        assert torch.equal(pool.storage[target].view(-1, 32), expected)

@@ -12,6 +12,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Condition, Thread
@@ -33,6 +34,8 @@ OpenSharedPool = Callable[..., PoolFile]
 """Opens memory that several engines share, for pages of so many bytes and a layout of this name. `load_runner` adds the
 keywords `page_tokens` and `device`.
 """
+_BUFFERS = 2
+"""Batches of pages that a codec has rows for."""
 _CPU_BYTES_PER_S, _GPU_BYTES_PER_S = 2e9, 40e9
 """First estimates of the speed of copies: a core that copies and hashes; pinned memory over PCIe 5."""
 
@@ -143,19 +146,19 @@ class CpuHostTier(HostTier):
         self._request(ticket, lambda: [*map(self._load, moves), *map(self._load_state, states)])
 
     def _store(self, move: PageMove) -> int:
-        self._codec.encode([move.source])
-        (row,) = self._codec.rows_of([move.source])
+        (row,) = rows = self._codec.rows_of([move.source])
+        self._codec.encode([move.source], rows)
         digest = self._digest(row)
         for part, columns in zip(self._parts, self.columns, strict=True):
             np.copyto(self.words[move.target, columns], part[row])
         return digest
 
     def _load(self, move: PageMove) -> int:
-        (row,) = self._codec.rows_of([move.target])
+        (row,) = rows = self._codec.rows_of([move.target])
         for part, columns in zip(self._parts, self.columns, strict=True):
             np.copyto(part[row], self.words[move.source, columns])
         digest = self._digest(row)
-        self._codec.decode([move.target])
+        self._codec.decode([move.target], rows)
         return digest
 
     def _store_state(self, state: StateMove) -> int:
@@ -245,6 +248,8 @@ class CudaHostTier(HostTier):
         weakref.finalize(self, _unpin, self._host, self._device).atexit = False
         self._storing: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch's
         self._loading: Any = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
+        self._packing: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._unpacking: Any = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
         self._copies: deque[_Copy] = deque()
         self._digests = {each: PageDigests(each.parts) for each in (self._storing_codec, self._loading_codec)}
 
@@ -256,14 +261,17 @@ class CudaHostTier(HostTier):
             with torch.cuda.stream(self._storing):
                 begin = _event()
                 begin.record()
+                turns = _Turns(self._packing if len(moves) > codec.most_pages else self._storing, self._storing)
                 for some in _batches(moves, codec.most_pages):
                     pages = [move.source for move in some]
                     rows = codec.rows_of(pages)
-                    codec.encode(pages)
-                    digests.append(self._digests[codec].of(rows))
-                    for row, move in zip(rows, some, strict=True):
-                        for part, columns in zip(codec.parts, self.columns, strict=True):
-                            self._host[move.target, columns].copy_(part[row], non_blocking=True)
+                    with turns.first():
+                        codec.encode(pages, rows)
+                        digests.append(self._digests[codec].of(rows))
+                    with turns.second():
+                        for row, move in zip(rows, some, strict=True):
+                            for part, columns in zip(codec.parts, self.columns, strict=True):
+                                self._host[move.target, columns].copy_(part[row], non_blocking=True)
                 digests += self._digests_of_states(states)
                 for state in states:
                     for piece, words in self._pieces_of(state):
@@ -280,14 +288,18 @@ class CudaHostTier(HostTier):
                 self._loading.wait_stream(passes)
             begin = _event()
             begin.record()
+            turns = _Turns(self._loading, self._unpacking if len(moves) > codec.most_pages else self._loading)
             for some in _batches(moves, codec.most_pages):
                 pages = [move.target for move in some]
                 rows = codec.rows_of(pages)
-                for row, move in zip(rows, some, strict=True):
-                    for part, columns in zip(codec.parts, self.columns, strict=True):
-                        part[row].copy_(self._host[move.source, columns], non_blocking=True)
-                digests.append(self._digests[codec].of(rows))
-                codec.decode(pages)
+                with turns.first():
+                    for row, move in zip(rows, some, strict=True):
+                        for part, columns in zip(codec.parts, self.columns, strict=True):
+                            part[row].copy_(self._host[move.source, columns], non_blocking=True)
+                with turns.second():
+                    digests.append(self._digests[codec].of(rows))
+                    codec.decode(pages, rows)
+            turns.end()
             if states:
                 self._loading.wait_stream(passes)
             for state in states:
@@ -329,6 +341,45 @@ class CudaHostTier(HostTier):
         while self._copies and time.perf_counter() < end_s:
             if any(copy.end.query() for copy in self._copies):
                 return
+
+
+class _Turns:
+    """Two streams that share two buffers: the second works on a batch when the first has, which goes on with the next
+    one, and takes a buffer again when the second has left it. They may be one and the same.
+    """
+
+    def __init__(self, first: Any, second: Any) -> None:
+        self._first, self._second, self._is_one = first, second, first is second
+        self._left: deque[Any] = deque()
+        if not self._is_one:
+            first.wait_stream(second)
+
+    @contextmanager
+    def first(self) -> Iterator[None]:
+        """Inside, work goes to the first stream, for the next batch."""
+        if self._is_one:
+            yield
+            return
+        if len(self._left) == _BUFFERS:
+            self._first.wait_event(self._left.popleft())
+        with torch.cuda.stream(self._first):
+            yield
+        self._second.wait_stream(self._first)
+
+    @contextmanager
+    def second(self) -> Iterator[None]:
+        """Inside, work goes to the second stream, for the same batch."""
+        if self._is_one:
+            yield
+            return
+        with torch.cuda.stream(self._second):
+            yield
+        self._left.append(self._second.record_event())
+
+    def end(self) -> None:
+        """Has the first stream wait for the second one."""
+        if not self._is_one:
+            self._first.wait_stream(self._second)
 
 
 def _batches(moves: Sequence[PageMove], size: int) -> Iterator[Sequence[PageMove]]:

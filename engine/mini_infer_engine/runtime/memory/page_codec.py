@@ -20,9 +20,9 @@ if TYPE_CHECKING:  # it imports triton
     from mini_infer_engine.kernels.int4_pages import Int4Tables
 
 WORD_BYTES = 8
-_STAGING_BYTES = 64 << 20
-"""Bytes of packed pages that are copied at a time, for each direction of copies, but at least one page: as many as are
-written behind at a time.
+_STAGING_BYTES = 32 << 20
+"""Bytes of packed pages that are copied at a time, but at least one page. There are twice as many for each direction of
+copies: one half is packed or unpacked while the other one is copied.
 """
 _ALIGNMENT = 4096
 _LEAST_ALIGNED = 16 * _ALIGNMENT
@@ -43,12 +43,12 @@ class PageCodec(Protocol):
         """Returns a codec of the same pages whose calls may overlap with this one's."""
 
     def rows_of(self, pages: Sequence[int]) -> Sequence[int]:
-        """Returns the row of each page, which belongs to it until other pages get rows."""
+        """Returns the row of each page, which belongs to it until other pages get rows for the second time."""
 
-    def encode(self, pages: Sequence[int]) -> None:
+    def encode(self, pages: Sequence[int], rows: Sequence[int]) -> None:
         """Fills the rows of these pages."""
 
-    def decode(self, pages: Sequence[int]) -> None:
+    def decode(self, pages: Sequence[int], rows: Sequence[int]) -> None:
         """Fills these pages from their rows."""
 
 
@@ -69,10 +69,10 @@ class RawPages:
         """Returns the pages: they are rows already."""
         return pages
 
-    def encode(self, pages: Sequence[int]) -> None:
+    def encode(self, pages: Sequence[int], rows: Sequence[int]) -> None:
         """Does nothing."""
 
-    def decode(self, pages: Sequence[int]) -> None:
+    def decode(self, pages: Sequence[int], rows: Sequence[int]) -> None:
         """Does nothing."""
 
 
@@ -98,27 +98,30 @@ class PackedPages:
         alignment = _ALIGNMENT if sum(sizes) >= _LEAST_ALIGNED else WORD_BYTES
         page_bytes = -(-sum(sizes) // alignment) * alignment
         self.most_pages = max(1, _STAGING_BYTES // page_bytes)
-        self._staging = torch.zeros(self.most_pages, page_bytes, dtype=torch.uint8, device=storage.device)
+        self._half_rows, self._is_second = self.most_pages, True
+        self._staging = torch.zeros(2 * self.most_pages, page_bytes, dtype=torch.uint8, device=storage.device)
         self.parts = [self._staging.view(torch.int64)]
         if storage.is_cuda:
             self._tables = device_tables(row_size, dtype, storage.device)
             # Compiles the kernels before any request. The null page's zeros stay zeros.
             null_page = storage.shape[0] - 1
             with torch.inference_mode():
-                self.encode([null_page])
-                self.decode([null_page])
+                self.encode([null_page], [0])
+                self.decode([null_page], [0])
 
     def for_another_stream(self) -> "PackedPages":
         """Returns a codec with staging memory of its own."""
         return PackedPages(*self._arguments)
 
     def rows_of(self, pages: Sequence[int]) -> Sequence[int]:
-        """Returns the first rows of the staging memory."""
-        return range(len(pages))
+        """Returns the first rows of the half of the staging memory that was not used last."""
+        self._is_second = not self._is_second
+        first = self._half_rows * self._is_second
+        return range(first, first + len(pages))
 
-    def encode(self, pages: Sequence[int]) -> None:
+    def encode(self, pages: Sequence[int], rows: Sequence[int]) -> None:
         """Packs these pages into the staging memory."""
-        codes, scales, *beside = self._fields(len(pages))
+        codes, scales, *beside = self._fields(rows)
         if self._pages.is_cuda:
             from mini_infer_engine.kernels.int4_pages import pack_pages
 
@@ -132,9 +135,9 @@ class PackedPages:
             for row, page in enumerate(pages):
                 staged[row].copy_(part[page], non_blocking=True)
 
-    def decode(self, pages: Sequence[int]) -> None:
+    def decode(self, pages: Sequence[int], rows: Sequence[int]) -> None:
         """Unpacks these pages from the staging memory."""
-        codes, scales, *beside = self._fields(len(pages))
+        codes, scales, *beside = self._fields(rows)
         if self._pages.is_cuda:
             from mini_infer_engine.kernels.int4_pages import unpack_pages
 
@@ -151,10 +154,12 @@ class PackedPages:
     def _on_device(self, pages: Sequence[int]) -> Tensor:
         return to_device(np.array(pages, np.int64), self._pages.device)
 
-    def _fields(self, num_pages: int) -> list[Tensor]:
-        """Returns views of the first rows: codes [pages, bytes] uint8, scales [pages, rows], other parts as words."""
+    def _fields(self, rows: Sequence[int]) -> list[Tensor]:
+        """Returns views of rows that follow each other: codes [pages, bytes] uint8, scales [pages, rows], other parts
+        as words.
+        """
         padding = self._staging.shape[1] - sum(self._sizes)
-        codes, scales, *beside, _ = torch.split(self._staging[:num_pages], [*self._sizes, padding], dim=1)
+        codes, scales, *beside, _ = torch.split(self._staging[rows[0] : rows[-1] + 1], [*self._sizes, padding], dim=1)
         return [codes, scales.view(SCALE_DTYPE), *(part.view(torch.int64) for part in beside)]
 
 
