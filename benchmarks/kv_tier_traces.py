@@ -46,6 +46,8 @@ from routing.shared_data import find_shared
 
 TRACES = {"mooncake": "mooncake_conversation_trace.jsonl.xz", "agents": "agent_sessions.jsonl.xz"}
 TOKENS_PER_BLOCK = {"mooncake": 128, "agents": 32}
+_MOST_OF_GPU = 0.97
+"""What all engines on the GPU may take together, for their caches have the sizes that they are given."""
 PEERS = {"host": "vLLM + host", "GPU": "vLLM"}
 _RECORDED_TOKENS = {"mooncake": 512, "agents": 64}
 """Tokens of a block of the record."""
@@ -55,8 +57,6 @@ _ANSWER_SHARE = {"mooncake": 4, "agents": 16}
 """Answers are shortened by so much more than prompts: prefill is what caches save."""
 _LARGEST_PAGE = 128
 """Tokens; a sequence that runs has a part of two pages to itself."""
-_WARMED = 3
-"""Conversations that warm what the first run would pay for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,9 +295,8 @@ def replay_all(
 ) -> Iterator[Figures]:
     """Yields the figures of each load with each of its caches."""
     yield {}  # the engine is ready
-    first = loads[0]
-    few = Load(first.name, first.conversations[:_WARMED], first.tokens_per_block, first.concurrency)
-    replay(server, few, caches[0][0], 0)
+    for load, of_load in zip(loads, caches, strict=True):
+        replay(server, load, of_load[0], 0)  # mixtures compile kernels for numbers of tokens that come up
     number = 0
     for round_number in range(args.rounds):
         for load, of_load in zip(loads, caches, strict=True):
@@ -312,7 +311,8 @@ def on_ours(
     """Serves the loads in this process by our engine."""
     room = host_bytes + (64 << 20)  # for models whose elements have four bytes, too
     sizes = {"kv_cache_memory": room, "kv_host_memory": room, "kv_disk_size": 3 * room}
-    server = Ours(model, root, **sizes, kv_disk_path=disk_path, max_num_seqs=MAX_NUM_SEQS)
+    share = {"gpu_memory_utilization": _MOST_OF_GPU}
+    server = Ours(model, root, **sizes, **share, kv_disk_path=disk_path, max_num_seqs=MAX_NUM_SEQS)
     caches = []
     for load in loads:
         of_load, distinct = [Cache("infinite")], load.distinct_tokens
