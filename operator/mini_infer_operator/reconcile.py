@@ -13,6 +13,7 @@ from mini_infer_operator.parse import InvalidServiceError
 from mini_infer_operator.plan.decisions import decisions
 from mini_infer_operator.plan.plan import Plan, make_plan
 from mini_infer_operator.plan.role_switches import with_switches
+from mini_infer_operator.presets.choose import PresetNotFoundError
 from mini_infer_operator.presets.resolve import preset_event, preset_in_force, resolve_service
 from mini_infer_operator.resource import InferenceService
 from mini_infer_operator.status import (
@@ -40,6 +41,9 @@ class Backend(Protocol):
 
     def presets(self) -> Sequence[Mapping[str, Any]] | None:
         """Returns all InferencePresets, or None if they cannot be read."""
+
+    def running_spec(self, stored: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Returns the spec of the service's last revision, which needs no preset; None if it is not known."""
 
     async def observe(self, service: InferenceService) -> Observed:
         """Returns the engines that run for the service now, and their failures."""
@@ -69,8 +73,15 @@ async def reconcile(backend: Backend) -> float | None:
     if stored is None:
         return None
     now, previous = datetime.now(UTC), stored.get("status") or {}
+    lost_preset = None
     try:
-        resolved = resolve_service(stored, backend.presets())
+        try:
+            resolved = resolve_service(stored, backend.presets())
+        except PresetNotFoundError as error:  # what ran goes on, and is still scaled
+            if (running := backend.running_spec(stored)) is None:
+                raise
+            lost_preset = PermanentFailure(error.reason, str(error))
+            resolved = resolve_service({**stored, "spec": running})
     except InvalidServiceError as error:
         generation = stored["metadata"].get("generation", 0)
         status = invalid_status(generation, str(error), previous=previous, now=now, reason=error.reason)
@@ -79,11 +90,12 @@ async def reconcile(backend: Backend) -> float | None:
             backend.record_event(stored, *transition)
         return float("inf")
 
-    service, preset = resolved.service, preset_in_force(resolved, previous)
+    service = resolved.service
+    preset = preset_in_force(resolved, previous, is_lost=lost_preset is not None)
     observed = await backend.observe(service)
     canary = decide_canary(service, observed, previous, now)
     plan = make_plan(service, observed, now, canary)
-    failure = await backend.apply(service, plan)
+    failure = await backend.apply(service, plan) or lost_preset
     for decision in decisions(observed, plan) if failure is None else ():
         backend.record_event(stored, decision.reason, decision.message)
     if failure is None:  # engines that have just switched are ready in their new role

@@ -70,6 +70,13 @@ def test_a_service_waits_for_its_preset_when_there_is_none_of_this_name(cluster:
     wait(lambda: cluster.ready("early").get("reason") == "PresetNotFound")
     (deployment,) = cluster.children("early", "deployments")
     assert deployment["metadata"]["labels"]["serving.mini-infer.io/revision"] == revision
+    cluster.plane.kubectl("scale", "infsvc/early", "--replicas=2")
+    wait(lambda: cluster.status("early").get("readyReplicas") == 2)
+    assert cluster.ready("early")["reason"] == "PresetNotFound"
+    assert cluster.status("early")["revision"] == revision
+    assert preset_of(cluster, "early")["name"] == "later"
+    cluster.plane.kubectl("scale", "infsvc/early", "--replicas=1")
+    wait(lambda: cluster.status("early").get("readyReplicas") == 1)
     store(cluster.plane, "later", image="engine:later")
     wait(lambda: cluster.ready("early").get("status") == "True")
 

@@ -28,6 +28,7 @@ class MemoryBackend:
         self.failure: PermanentFailure | None = None
         self.reports = 0
         self.stored_presets: list[dict[str, Any]] = []
+        self.kept: dict[str, Any] | None = None
         self.events: list[tuple[str, str, str]] = []
 
     def record_event(
@@ -41,6 +42,9 @@ class MemoryBackend:
 
     def presets(self) -> list[dict[str, Any]]:
         return self.stored_presets
+
+    def running_spec(self, stored: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        return self.kept
 
     async def observe(self, service: InferenceService) -> Observed:
         return Observed(self.workloads)
@@ -128,6 +132,30 @@ async def test_engines_are_left_alone_when_the_spec_is_invalid() -> None:
     assert backend.ready() == ("False", "InvalidSpec")
     assert "spec.unified.replicas" in backend.stored["status"]["conditions"][0]["message"]
     assert backend.workloads == running
+
+
+async def test_last_revision_is_scaled_when_the_preset_that_it_names_is_gone() -> None:
+    preset = {"metadata": {"name": "p", "uid": "1", "generation": 1}, "spec": {"engine": {"maxNumSeqs": 5}}}
+    backend = MemoryBackend(changed({"metadata": {"generation": 1}, "spec": {"preset": "p"}}))
+    backend.stored_presets = [preset]
+    await reconcile(backend)
+    assert backend.stored is not None
+    before = backend.stored["status"]
+    backend.stored_presets = []
+    await reconcile(backend)
+    assert backend.ready() == ("False", "PresetNotFound")
+    assert [one.replicas for one in backend.workloads] == [2]
+
+    backend.kept = {**backend.stored["spec"], "preset": "none", "unified": {"replicas": 3, "engine": {"maxNumSeqs": 5}}}
+    await reconcile(backend)
+    (workload,) = backend.workloads
+    assert (workload.replicas, workload.revision) == (3, before["revision"])
+    assert backend.stored["status"]["preset"] == before["preset"]
+    assert backend.ready() == ("False", "PresetNotFound")
+    await reconcile(backend)
+    reports = backend.reports
+    assert await reconcile(backend) == RETRY_S
+    assert backend.reports == reports
 
 
 async def test_reconcile_reports_and_retries_when_a_failure_is_permanent() -> None:

@@ -15,10 +15,12 @@ from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.objects.current_roles import current_role
 from mini_infer_operator.objects.events import EventRecorder
 from mini_infer_operator.objects.gateway_loads import GatewayLoadReader
+from mini_infer_operator.objects.history import running_spec
 from mini_infer_operator.objects.observed_workloads import worker_index
 from mini_infer_operator.objects.start_stages import usual_start_s
 from mini_infer_operator.parse import InvalidServiceError
 from mini_infer_operator.plan.role_switches import roles_are_interchangeable
+from mini_infer_operator.presets.choose import PresetNotFoundError
 from mini_infer_operator.presets.resolve import resolve_service
 from mini_infer_operator.resource import GROUP, KIND, LABEL_DRAINING, VERSION, InferenceService
 from mini_infer_operator.scaling.budget import Claim, shared_out
@@ -133,11 +135,22 @@ class Scaling:
         if version != scaled.version or scaled.service is None:
             spec = planned_spec(stored["spec"], stored.get("status") or {}, scaled.scaler.decided)
             try:
-                scaled.service = resolve_service({**stored, "spec": spec}, self._cache.presets()).service
+                scaled.service = self._resolved({**stored, "spec": spec})
             except InvalidServiceError:
                 scaled.service = None
             scaled.version = version
         return scaled.service
+
+    def _resolved(self, document: Mapping[str, Any]) -> InferenceService:
+        """Returns the service with its preset's fields; with those of its last revision if the preset is gone."""
+        try:
+            return resolve_service(document, self._cache.presets()).service
+        except PresetNotFoundError:
+            metadata = document["metadata"]
+            revisions = self._cache.of_service("ControllerRevision", metadata["namespace"], metadata["name"])
+            if (running := running_spec(document, revisions)) is None:
+                raise
+            return resolve_service({**document, "spec": running}).service
 
     def _grant(self, namespace: str, changes: Mapping[ServiceKey, list[Change]]) -> None:
         """Shares the namespace's budget out, and queues the services whose numbers change by it."""

@@ -193,6 +193,9 @@ class LocalBackend:
         """Returns the InferencePresets of the file."""
         return self._presets
 
+    def running_spec(self, stored: Mapping[str, Any]) -> None:
+        """Returns None: no revision is kept here, and presets do not go before the file does."""
+
     async def observe(self, service: InferenceService) -> Observed:
         """Counts the processes."""
         running: dict[tuple[str, str], list[SupervisedProcess]] = {}

@@ -19,7 +19,7 @@ from mini_infer_operator.objects.engine_answers import pod_url
 from mini_infer_operator.objects.engine_roles import RETRY_S, EngineRoles
 from mini_infer_operator.objects.engine_starts import EngineStarts
 from mini_infer_operator.objects.events import EventRecorder
-from mini_infer_operator.objects.history import pinned_spec, retained_revisions, spec_of, with_history
+from mini_infer_operator.objects.history import retained_revisions, running_spec, with_history
 from mini_infer_operator.objects.image_volumes import image_volume_remedy
 from mini_infer_operator.objects.kinds import CHILD_KINDS
 from mini_infer_operator.objects.model_cache import (
@@ -57,8 +57,6 @@ from mini_infer_operator.resource import (
     KIND,
     LABEL_CURRENT_ROLE,
     LABEL_DRAINING,
-    LABEL_REVISION,
-    NO_PRESET,
     SCALER_KIND,
     VERSION,
     InferenceService,
@@ -149,6 +147,10 @@ class ClusterBackend:
     def presets(self) -> list[Object] | None:
         """Returns all InferencePresets of the cluster; None if they are not served, or not watched."""
         return self._cache.presets()
+
+    def running_spec(self, stored: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Returns the spec of the service's last revision; None if it was not kept."""
+        return running_spec(stored, self._cache.of_service("ControllerRevision", self._namespace, self._name))
 
     async def observe(self, service: InferenceService) -> Observed:
         """Returns counts and times of the service's workloads and pods, and the reasons why engines are not ready."""
@@ -410,13 +412,7 @@ class ClusterBackend:
 
     def _pinned(self, stored: Object) -> Object:
         """Returns the spec of a paused service's last revision, or the stored one if that revision's was not kept."""
-        revision = (stored.get("status") or {}).get("revision")
-        for item in self._cache.of_service("ControllerRevision", self._namespace, self._name):
-            if item["metadata"].get("labels", {}).get(LABEL_REVISION) == revision:
-                kept = spec_of(item)
-                if kept is not None:  # with the preset's fields of that time
-                    return {**pinned_spec(stored["spec"], kept), "preset": NO_PRESET}
-        return dict(stored["spec"])
+        return self.running_spec(stored) or dict(stored["spec"])
 
     def _ours(self, kind: str, service: InferenceService) -> list[Object]:
         return [child for child in self._children[kind].values() if belongs(child, service)]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mini_infer_operator.objects.metadata import Manifest
+from mini_infer_operator.resource import LABEL_REVISION, NO_PRESET
 
 Object = Mapping[str, Any]
 
@@ -62,6 +63,17 @@ def pinned_spec(spec: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, A
             counts = {name: spec[role][name] for name in ("replicas", "scaling") if name in spec[role]}
             pinned[role] = {**{k: v for k, v in pinned[role].items() if k not in {"replicas", "scaling"}}, **counts}
     return pinned
+
+
+def running_spec(stored: Object, revisions: Sequence[Object]) -> dict[str, Any] | None:
+    """Returns the spec of a service's last revision, with its preset's fields of that time, and with the fields of the
+    stored one that restart no engine. None if none of its `revisions` has kept it.
+    """
+    revision = (stored.get("status") or {}).get("revision")
+    for item in revisions:
+        if item["metadata"].get("labels", {}).get(LABEL_REVISION) == revision and (kept := spec_of(item)) is not None:
+            return {**pinned_spec(stored["spec"], kept), "preset": NO_PRESET}
+    return None
 
 
 def change_to(before: Any, after: Any) -> Any:

@@ -48,10 +48,13 @@ def resolve_service(document: Object, presets: Sequence[Object] | None = ()) -> 
     return Resolved(service, status)
 
 
-def preset_in_force(resolved: Resolved, previous: Object) -> PresetStatus | None:
-    """Returns the preset for the status. A paused service keeps the one that its pinned revision was made with."""
+def preset_in_force(resolved: Resolved, previous: Object, *, is_lost: bool = False) -> PresetStatus | None:
+    """Returns the preset for the status. A paused service, and one whose preset `is_lost`, keep the one that their
+    revision was made with.
+    """
     rollout, before = resolved.service.spec.rollout, previous.get("preset")
-    if resolved.preset is not None or before is None or rollout is None or not rollout.paused:
+    is_kept = is_lost or (rollout is not None and rollout.paused)
+    if resolved.preset is not None or before is None or not is_kept:
         return resolved.preset
     return PresetStatus.model_validate(before)
 

@@ -11,7 +11,7 @@ from mini_infer_operator.controller.scaling import UNHEARD_S, Scaling
 from mini_infer_operator.objects.cache import ObjectCache
 from mini_infer_operator.objects.events import EventRecorder
 from mini_infer_operator.objects.gateway_loads import GatewayLoadReader, host_and_port
-from mini_infer_operator.resource import KIND, LABEL_ROLE, LABEL_SERVICE
+from mini_infer_operator.resource import KIND, LABEL_REVISION, LABEL_ROLE, LABEL_SERVICE
 from tests.support.services import changed
 
 SCALED = {"minReplicas": 0, "maxReplicas": 4, "windows": {"downSeconds": 5, "zeroSeconds": 10}}
@@ -89,6 +89,27 @@ def test_service_without_scaling_is_never_planned() -> None:
     for second in range(20):
         world.step(float(second))
     assert (world.decided("demo"), world.decided("owned"), world.changed) == ({}, {}, [])
+
+
+def test_service_wakes_by_its_last_revision_when_its_preset_is_gone() -> None:
+    world = World(demo={"replicas": 1, "scaling": SCALED})
+    spec = {"preset": "gone", "unified": {"replicas": 1, "scaling": SCALED}}
+    stored = changed({"metadata": {"name": "demo", "uid": "demo"}, "spec": spec, "status": {"revision": "r"}})
+    stored["metadata"] |= {"resourceVersion": "2"}
+    world.cache.written(KIND, stored)
+    world.step(0.0)
+    assert world.decided("demo") == {}
+    metadata = {"name": "demo-r", "namespace": "default", "uid": "demo-r", "resourceVersion": "3"}
+    labels = {LABEL_SERVICE: "demo", LABEL_REVISION: "r"}
+    kept = {**stored["spec"], "preset": "none"}
+    world.cache.written(
+        "ControllerRevision", {"metadata": metadata | {"labels": labels}, "revision": 1, "data": {"spec": kept}}
+    )
+    for second in range(1, 20):
+        world.step(float(second))
+    assert world.decided("demo") == {"unified": 0}
+    world.step(21.0, demo=3)
+    assert world.decided("demo") == {"unified": 1}
 
 
 def test_deleted_service_is_forgotten() -> None:
