@@ -100,7 +100,7 @@ def parse_service(document: Mapping[str, Any]) -> InferenceService:
     try:
         try:
             return _checked(_Document(msgspec.msgpack.encode(read), read))
-        except (TypeError, OverflowError, RecursionError):  # JSON has no such values, but a file may
+        except (TypeError, OverflowError, RecursionError, UnicodeEncodeError):  # JSON has no such values, a file may
             return InferenceService.model_validate(read)
     except ValidationError as error:
         raise InvalidServiceError("\n".join(_sentence(dict(fault)) for fault in error.errors())) from error

@@ -27,3 +27,8 @@ def test_a_service_is_parsed_anew_only_when_something_that_is_read_changed() -> 
     for replicas in (1.0, float("nan"), 10**30, {1}):
         with pytest.raises(InvalidServiceError, match=r"spec\.unified\.replicas"):
             parse_service(changed({"spec": {"unified": {"replicas": replicas}}}))
+
+
+def test_a_text_that_is_no_unicode_is_named() -> None:
+    with pytest.raises(InvalidServiceError, match=r"spec\.model\.name"):
+        parse_service(changed({"spec": {"model": {"name": "half of a pair: \ud800"}}}))
