@@ -139,6 +139,8 @@ def test_revisions_are_promoted_and_rolled_back_by_figures(
         wait(lambda: canary(cluster, "stopped").get("reason") == "Paused")
         assert entry.main(["status", "stopped"]) == 1
         assert f"canary {new} beside {old}" in capsys.readouterr().out
+        assert cluster.plane.kubectl("scale", "infsvc/stopped", "--replicas=4").returncode == 0
+        wait(lambda: running(cluster, "stopped") == {old: 4, new: 1})
         assert entry.main(["rollout", "abort", "stopped"]) == 0
-        wait(lambda: running(cluster, "stopped") == {old: 2})
+        wait(lambda: running(cluster, "stopped") == {old: 4})
         assert canary(cluster, "stopped")["reason"] == "Aborted"

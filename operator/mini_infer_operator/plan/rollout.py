@@ -76,7 +76,8 @@ def next_replicas_of_roles(
     revision is complete.
 
     `kept_first` is the old revision that is kept before all others; the one that has most available if None. While a
-    role limits the engines of the new revision, old ones stay beside those that the surge has room for.
+    role limits the engines of the new revision, old ones stay beside those that the surge has room for, and
+    `kept_first` gets more engines if the role is scaled up.
     """
     order = sorted(_most_available_first(revision, roles), key=lambda name: name != kept_first)
     starved = any(role.is_starved for role in roles.values())
@@ -93,6 +94,8 @@ def next_replicas_of_roles(
             result[name] = next_replicas(role.desired, revision, seen, role.limits, covered)
             if role.most_new is not None:
                 result[name][revision] = min(result[name][revision], role.most_new)
+                needed = max(0, role.desired - role.limits.unavailable - min(covered, role.desired))
+                result[name] = _with_growth(result[name], revision, kept_first, role, needed)
         else:
             kept = {each: count.replicas_with(count.available) for each, count in seen.items() if each != revision}
             result[name] = {each: count for each, count in kept.items() if count} | {revision: 0}
@@ -135,6 +138,24 @@ def next_replicas(
     if ours < current.replicas:
         ours = current.replicas_with(ours)
     return {name: count for name, count in kept.items() if count} | {revision: ours}
+
+
+def _with_growth(
+    counts: dict[str, int], revision: str, stable: str | None, role: RoleState, needed: int
+) -> dict[str, int]:
+    """Returns the counts with as many engines of the stable revision as are `needed` beside a canary, if the role was
+    scaled up since that had all of them. The canary keeps the engines that it has.
+    """
+    count = role.seen.get(stable) if stable is not None else None
+    if stable is None or count is None or count.expired or not count.worked:
+        return counts
+    others = sum(replicas for name, replicas in counts.items() if name not in {stable, revision})
+    most = role.desired + role.limits.surge - others
+    grown = min(needed - others, most - min(counts[revision], role.seen.get(revision, Count(0, 0)).replicas))
+    if grown <= max(count.replicas, counts.get(stable, 0)):
+        return counts
+    ours = max(0, min(counts[revision], most - grown))
+    return {name: n for name, n in counts.items() if name not in {stable, revision}} | {stable: grown, revision: ours}
 
 
 def _most_available_first(revision: str, roles: Mapping[str, RoleState]) -> list[str]:

@@ -35,6 +35,57 @@ def kept(before: Count | None, replicas: int) -> Count:
 
 
 @pytest.mark.parametrize(
+    ("desired", "most_new", "limits", "seen", "expected"),
+    [
+        pytest.param(2, 1, DEFAULT, (Count(2, 2), Count(1, 1)), {"old": 2, "new": 1}, id="as before"),
+        pytest.param(5, 1, DEFAULT, (Count(2, 2), Count(1, 1)), {"old": 5, "new": 1}, id="scaled up"),
+        pytest.param(5, 1, Limits(1, 1), (Count(2, 2), Count(1, 1)), {"old": 4, "new": 1}, id="one may be missing"),
+        pytest.param(5, 1, DEFAULT, (Count(2, 2), Count(0, 0)), {"old": 5, "new": 1}, id="before its first engine"),
+        pytest.param(10, 4, DEFAULT, (Count(2, 2), Count(1, 1)), {"old": 9, "new": 2}, id="both within the surge"),
+        pytest.param(10, 4, DEFAULT, (Count(2, 2), Count(3, 3)), {"old": 7, "new": 4}, id="the canary has its share"),
+        pytest.param(
+            5, 1, DEFAULT, (Count(2, 1, expired=True), Count(1, 1)), {"old": 1, "new": 1}, id="without room for the old"
+        ),
+        pytest.param(1, 1, DEFAULT, (Count(2, 2), Count(1, 1)), {"old": 1, "new": 1}, id="scaled down"),
+    ],
+)
+def test_old_revision_is_scaled_when_a_canary_runs(
+    desired: int, most_new: int, limits: Limits, seen: tuple[Count, Count], expected: dict[str, int]
+) -> None:
+    role = RoleState(desired, {"old": seen[0], "new": seen[1]}, limits, most_new=most_new)
+    assert next_replicas_of_roles("new", {"unified": role}, "old")["unified"] == expected
+
+
+@given(
+    desired=st.integers(0, 12),
+    most_new=st.integers(0, 12),
+    limits=st.builds(Limits, st.integers(0, 3), st.integers(0, 3)).filter(
+        lambda limits: limits.surge or limits.unavailable
+    ),
+    old=st.integers(0, 12),
+    new=st.integers(0, 12),
+)
+def test_canary_ends_with_all_wanted_engines_and_within_the_surge(
+    desired: int, most_new: int, limits: Limits, old: int, new: int
+) -> None:
+    """Engines become available at once. However many there were, a canary of at least one engine comes to rest."""
+    most_new = max(1, min(most_new, desired))
+    seen, before = {"old": Count(old, old), "new": Count(new, new)}, dict[str, int]()
+    for _ in range(60):
+        role = RoleState(desired, seen, limits, most_new=most_new)
+        counts = next_replicas_of_roles("new", {"unified": role}, "old")["unified"]
+        if counts == before:
+            break
+        had = sum(count.replicas for count in seen.values())
+        assert sum(counts.values()) <= max(had, desired + limits.surge)
+        before, seen = counts, {name: Count(number, number) for name, number in counts.items()}
+    assert counts == before
+    if desired and old:
+        assert sum(counts.values()) >= min(desired, desired - limits.unavailable + counts["new"])
+        assert counts["new"] <= most_new
+
+
+@pytest.mark.parametrize(
     ("desired", "seen", "expected"),
     [
         pytest.param(
