@@ -99,7 +99,7 @@ def methods_of(args: argparse.Namespace) -> list[Method]:
         Method("int4 tiers", {"kv_tier_dtype": "int4"}, kept=lambda sizes: sizes.context * sizes.tier_token_bytes),
     ]
     sums = {"kv_policy": "h2o", "kv_budget": args.context + 256}  # memory for them, which h2o needs; nothing is evicted
-    for policy in ("streaming-llm", "snapkv", "h2o"):
+    for policy in ("streaming-llm", "snapkv", "snapkv-wide", "h2o"):
         for divisor in args.budgets:
             name, options = f"{policy} 1/{divisor}", sums if policy == "h2o" else {}
             found.append(Method(name, options, policy=policy, share=1 / divisor, kept=_kept_share(divisor)))

@@ -44,7 +44,7 @@ ReasoningParser = Literal[
     "gemma4",
 ]
 
-KVPolicyName = Literal["full", "streaming-llm", "h2o", "snapkv"]
+KVPolicyName = Literal["full", "streaming-llm", "h2o", "snapkv", "snapkv-wide"]
 
 
 # Options that are fields of the resource's `engine` block, too; all others are declared as `Option(group=...)`.

@@ -20,6 +20,7 @@ kvpress = pytest.importorskip("kvpress", reason="needs kvpress: make test-kvpres
 PRESSES = {
     "streaming-llm": kvpress.StreamingLLMPress,
     "snapkv": kvpress.SnapKVPress,
+    "snapkv-wide": kvpress.SnapKVPress,
     "h2o": kvpress.ObservedAttentionPress,
 }
 
@@ -28,6 +29,8 @@ def kept_by_kvpress(policy: str, model: Any, prompt: list[int], budget: int) -> 
     """Returns the indexes that a press keeps in each layer, [kv_heads, budget], ascending."""
     ids, whole, pressed = torch.tensor([prompt]), transformers.DynamicCache(), transformers.DynamicCache()
     press = PRESSES[policy](compression_ratio=1 - (budget + 0.5) / len(prompt))
+    if policy == "snapkv-wide":
+        press.kernel_size = min(63, (len(prompt) - press.window_size) // 4 | 1)
     hook = press.forward_hook
 
     def with_positions(module: Any, inputs: Any, kwargs: dict[str, Any], output: Any) -> Any:

@@ -11,6 +11,7 @@ from mini_infer_engine.config.options.settings import EngineSettings
         ({}, None, None, None),
         ({}, "full", None, None),
         ({}, "snapkv", 65, KVPolicy("snapkv", 65)),
+        ({}, "snapkv-wide", 65, KVPolicy("snapkv-wide", 65)),
         ({"kv_budget": 300}, None, None, None),
         ({"kv_budget": 300}, "streaming-llm", None, KVPolicy("streaming-llm", 300)),
         ({"kv_policy": "snapkv", "kv_budget": 300}, None, None, KVPolicy("snapkv", 300)),
@@ -31,6 +32,7 @@ def test_a_requests_fields_come_before_the_engines_options(
     [
         ("snapkv", None, "kv_budget"),
         ("snapkv", 64, "kv_budget"),
+        ("snapkv-wide", 64, "kv_budget"),
         ("streaming-llm", 4, "kv_budget"),
         ("full", 300, "kv_budget"),
         (None, 300, "kv_budget"),
@@ -58,7 +60,8 @@ def test_an_engine_is_refused_when_its_options_do_not_go_together(options: dict[
 
 
 @pytest.mark.parametrize(
-    ("name", "room", "fits"), [("snapkv", 78, False), ("snapkv", 79, True), ("streaming-llm", 1, True)]
+    ("name", "room", "fits"),
+    [("snapkv", 78, False), ("snapkv", 79, True), ("snapkv-wide", 78, False), ("streaming-llm", 1, True)],
 )
 def test_passes_have_room_for_what_a_policy_observes(name: KVPolicyName, room: int, fits: bool) -> None:
     policy = kv_policy(name, 100)

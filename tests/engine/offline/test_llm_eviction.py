@@ -22,6 +22,7 @@ POLICIES: tuple[dict[str, Any], ...] = (
     {"kv_policy": "streaming-llm", "kv_budget": 50},
     {"kv_policy": "h2o", "kv_budget": 50},
     {"kv_policy": "snapkv", "kv_budget": 90},
+    {"kv_policy": "snapkv-wide", "kv_budget": 90},
 )
 policies = pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy["kv_policy"])
 Open = Callable[..., LLM]
@@ -197,7 +198,8 @@ def kept_by(policy: str, budget: int, attentions: torch.Tensor, kv_heads: int) -
         means = attentions.sum(1) / torch.arange(num_keys, 0, -1)
         return means.view(kv_heads, -1, num_keys).mean(1).topk(budget).indices.sort().values
     votes = attentions[:, -64:, :-64].mean(1)
-    votes = torch.nn.functional.avg_pool1d(votes, 5, 1, 2).view(kv_heads, -1, num_keys - 64).mean(1)
+    kernel = 5 if policy == "snapkv" else min(63, (num_keys - 64) // 4 | 1)
+    votes = torch.nn.functional.avg_pool1d(votes, kernel, 1, kernel // 2).view(kv_heads, -1, num_keys - 64).mean(1)
     chosen = votes.topk(budget - 64).indices.sort().values
     return torch.cat((chosen, torch.arange(num_keys - 64, num_keys).expand(kv_heads, -1)), dim=1)
 

@@ -12,10 +12,18 @@ OBSERVATION_WINDOW = 64
 2404.14469).
 """
 
+SNAPKV_KERNELS: dict[KVPolicyName, int] = {"snapkv": 5, "snapkv-wide": 63}
+"""Tokens over which SnapKV averages attention, so that it keeps neighbours of what is attended to: its authors' number,
+and that of the first stage of RocketKV (Behnam et al. 2025, arXiv 2502.14051), which keeps whole phrases.
+"""
+
 _LEAST_BUDGETS: dict[KVPolicyName, tuple[int, str]] = {
     "streaming-llm": (NUM_SINKS + 1, f"{NUM_SINKS} sinks and a window after them"),
     "h2o": (2, "the newest tokens in one half, and heavy hitters in the other"),
-    "snapkv": (OBSERVATION_WINDOW + 1, f"the {OBSERVATION_WINDOW} tokens of its observation window, and others"),
+    **dict.fromkeys(
+        SNAPKV_KERNELS,
+        (OBSERVATION_WINDOW + 1, f"the {OBSERVATION_WINDOW} tokens of its observation window, and others"),
+    ),
 }
 """The least budget of each policy, and what it has room for."""
 
@@ -30,7 +38,7 @@ class KVPolicy:
     @property
     def num_observed(self) -> int:
         """The last tokens of a prompt that must be computed in one pass, because their queries choose what is kept."""
-        return OBSERVATION_WINDOW if self.name == "snapkv" else 1
+        return OBSERVATION_WINDOW if self.name in SNAPKV_KERNELS else 1
 
     @property
     def longest_observed(self) -> int:
@@ -40,7 +48,7 @@ class KVPolicy:
     @property
     def evicts_in_decode(self) -> bool:
         """True if the budget holds for prompt and output together, not for the prompt alone."""
-        return self.name != "snapkv"
+        return self.name not in SNAPKV_KERNELS
 
     @property
     def counts_attention(self) -> bool:

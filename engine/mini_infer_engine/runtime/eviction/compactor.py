@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mini_infer_engine.config.options.kv_policies import NUM_SINKS, OBSERVATION_WINDOW
+from mini_infer_engine.config.options.kv_policies import NUM_SINKS, OBSERVATION_WINDOW, SNAPKV_KERNELS
 from mini_infer_engine.core.batch import Row
 from mini_infer_engine.device import to_device
 from mini_infer_engine.layers.attention import Attention, AttentionBlock
@@ -36,6 +36,8 @@ class Observation:
     pages: Tensor  # [pages] int64, those of the keys
     counts_attention: bool
     """True if attention is added to the sums of the pool, and not scored for a compaction."""
+    kernel: int
+    """Tokens over which scores are averaged."""
     scores: list[Tensor] = field(default_factory=list)  # [kv_heads, keys before those of the queries] of each layer
 
 
@@ -57,7 +59,8 @@ class Compactor:
             num_keys = row.start + row.count
             tokens = slice(begin - (row.count if row.counts_attention else OBSERVATION_WINDOW), begin)
             pages = self._page_ids(row.page_table, num_keys)
-            observation = Observation(tokens, num_keys, pages, row.counts_attention)
+            kernel = 1 if row.compaction is None else SNAPKV_KERNELS.get(row.compaction.policy, 1)
+            observation = Observation(tokens, num_keys, pages, row.counts_attention, kernel)
             self._observations[row.slot] = observation
             observations.append(observation)
         return ObservingAttention(attention, self._pool, observations) if observations else attention
@@ -104,7 +107,7 @@ class ObservingAttention:
                 sums = attention_sums(q, keys, layer.scale)
                 self._pool.add_sums(layer.layer, observation.pages, sums, observation.num_keys - len(q))
             else:
-                observation.scores.append(snapkv_scores(q, keys, layer.scale))
+                observation.scores.append(snapkv_scores(q, keys, layer.scale, observation.kernel))
         return mixed
 
     def _rotated(self, q: Tensor, layer: Attention, number: int) -> Tensor:
@@ -122,4 +125,4 @@ class ObservingAttention:
 
 def needs_queries(row: Row) -> bool:
     """True if what this or a later compaction of a row's sequence keeps depends on the row's queries."""
-    return row.counts_attention or (row.compaction is not None and row.compaction.policy == "snapkv")
+    return row.counts_attention or (row.compaction is not None and row.compaction.policy in SNAPKV_KERNELS)

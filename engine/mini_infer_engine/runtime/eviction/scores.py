@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-SNAPKV_KERNEL = 5
-"""Tokens over which SnapKV averages attention, so that it keeps neighbours of what is attended to."""
-
+_LEAST_KERNEL, _LEAST_KERNELS = 5, 4
+"""A kernel is no larger than a fourth of the keys that it scores, but has five of them."""
 _MOST_SCRATCH_BYTES = 256 << 20
 _BYTES_PER_WEIGHT = 12
 """Bytes of an attention weight while it is computed: logits, their softmax in fp32, and a copy."""
 
 
-def snapkv_scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
+def snapkv_scores(q: Tensor, k: Tensor, scale: float, kernel: int) -> Tensor:
     """Returns the scores [kv_heads, keys - queries] fp32 of all keys but the last, which are those of the queries.
 
     q [queries, heads, head_dim] are the rotated queries of the last tokens, k [keys, kv_heads, head_dim] the keys of
-    all. A score is the attention that the queries of the KV head's group pay to the key and its neighbours, on average.
+    all. A score is the attention that the queries of the KV head's group pay to the key and its neighbours, on average
+    over `kernel` of them, an odd number; over fewer where that is much of all keys, which would have equal scores then.
     """
     num_queries, num_heads, head_dim = q.shape
     num_keys, kv_heads, _ = k.shape
@@ -38,7 +38,8 @@ def snapkv_scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
         weights = logits.softmax(dim=-1, dtype=torch.float32)[..., :num_before]
         parts.append(weights.mean(dim=1))
     # The mean over queries and heads of a group, and that over neighbours, are in either order the same.
-    return functional.avg_pool1d(torch.cat(parts), SNAPKV_KERNEL, stride=1, padding=SNAPKV_KERNEL // 2)
+    kernel = min(kernel, max(_LEAST_KERNEL, num_before // _LEAST_KERNELS | 1))
+    return functional.avg_pool1d(torch.cat(parts), kernel, stride=1, padding=kernel // 2)
 
 
 def snapkv_kept(scores: Tensor, num_keys: int, num_kept: int) -> Tensor:

@@ -26,8 +26,8 @@ def attention_of(q: torch.Tensor, k: torch.Tensor, scale: float) -> torch.Tensor
     return weights
 
 
-def snapkv_of_the_paper(q: torch.Tensor, k: torch.Tensor, scale: float) -> torch.Tensor:
-    """Section 4 of arXiv 2404.14469: the window's queries vote, and votes are pooled over five neighbours."""
+def snapkv_of_the_paper(q: torch.Tensor, k: torch.Tensor, scale: float, kernel: int) -> torch.Tensor:
+    """Section 4 of arXiv 2404.14469: the window's queries vote, and votes are pooled over neighbours."""
     num_queries, num_heads, _ = q.shape
     num_keys, kv_heads, _ = k.shape
     group, num_before = num_heads // kv_heads, num_keys - num_queries
@@ -36,22 +36,24 @@ def snapkv_of_the_paper(q: torch.Tensor, k: torch.Tensor, scale: float) -> torch
         votes[head // group] += attention_of(q[:, head], k[:, head // group], scale)[:, :num_before].mean(0) / group
     pooled = torch.zeros_like(votes)
     for place in range(num_before):
-        pooled[:, place] = votes[:, max(0, place - 2) : place + 3].sum(1) / 5
+        pooled[:, place] = votes[:, max(0, place - kernel // 2) : place + kernel // 2 + 1].sum(1) / kernel
     return pooled
 
 
 @pytest.mark.parametrize(("num_heads", "kv_heads"), [(4, 4), (4, 2), (6, 1)])
-@pytest.mark.parametrize("num_keys", [9, 40])
+@pytest.mark.parametrize(
+    ("num_keys", "kernel", "used"), [(9, 5, 5), (40, 5, 5), (9, 63, 5), (100, 63, 23), (300, 63, 63)]
+)
 def test_snapkv_keeps_what_the_papers_votes_choose(
-    num_heads: int, kv_heads: int, num_keys: int, monkeypatch: pytest.MonkeyPatch
+    num_heads: int, kv_heads: int, num_keys: int, kernel: int, used: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(num_keys)
     q, k = torch.randn(8, num_heads, 16) * 2, torch.randn(num_keys, kv_heads, 16) * 2
-    expected = snapkv_of_the_paper(q, k, 0.25)
-    made = snapkv_scores(q, k, 0.25)
+    expected = snapkv_of_the_paper(q, k, 0.25, used)
+    made = snapkv_scores(q, k, 0.25, kernel)
     torch.testing.assert_close(made.double(), expected, rtol=1e-4, atol=1e-6)
     monkeypatch.setattr(scores, "_MOST_SCRATCH_BYTES", 1)  # one head at a time
-    torch.testing.assert_close(snapkv_scores(q, k, 0.25), made)
+    torch.testing.assert_close(snapkv_scores(q, k, 0.25, kernel), made)
     kept = snapkv_kept(made, num_keys, 9)
     for head in range(kv_heads):
         order = sorted(range(num_keys - 8), key=lambda key: -float(expected[head, key]))
