@@ -13,6 +13,8 @@ from mini_infer_engine.core.prefix_cache import Block
 _MAGIC = b"MIKV0001"
 _PREFIX = struct.Struct("<8sII")
 """Magic number, length and CRC-32 of the content."""
+_DIGESTS, _GROUPS = 1 << 64, 1 << 8
+"""What others write to a folder or a pool may have a right checksum, and numbers that no page has."""
 
 
 class _Content(msgspec.Struct, array_like=True):
@@ -52,13 +54,15 @@ def decode_header(data: bytes) -> PageRecord | None:
         read = msgspec.msgpack.decode(content, type=_Content)
     except msgspec.MsgspecError:
         return None
+    if not 0 <= read.digest < _DIGESTS or not 0 <= read.group < _GROUPS:
+        return None
     if read.keys and not read.tokens:
         return PageRecord((), read.digest, read.keys)
-    keys = [read.keys[start : start + KEY_BYTES] for start in range(0, len(read.keys), KEY_BYTES)]
-    size = 4 * BLOCK_SIZE_TOKENS
-    tokens = [read.tokens[start : start + size] for start in range(0, len(read.tokens), size)]
-    if not keys or len(keys) != len(tokens):
+    count, size = len(read.keys) // KEY_BYTES, 4 * BLOCK_SIZE_TOKENS
+    if not count or (len(read.keys), len(read.tokens)) != (count * KEY_BYTES, count * size):
         return None
+    keys = [read.keys[start : start + KEY_BYTES] for start in range(0, len(read.keys), KEY_BYTES)]
+    tokens = [read.tokens[start : start + size] for start in range(0, len(read.tokens), size)]
     parents = [read.parent, *(parent for parent, _ in pairwise(keys))]
     blocks = zip(keys, parents, tokens, strict=True)
     return PageRecord(

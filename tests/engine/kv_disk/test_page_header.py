@@ -1,9 +1,14 @@
 """Headers of pages on the disk: what is read is what was written, or nothing."""
 
 import random
+import struct
+import zlib
 from array import array
 
-from mini_infer_contract.blocks import block_keys, root_key
+import msgspec
+import pytest
+
+from mini_infer_contract.blocks import KEY_BYTES, block_keys, root_key
 from mini_infer_engine.core.kv_tiers.page_record import PageRecord, state_records
 from mini_infer_engine.core.prefix_cache import Block
 from mini_infer_engine.kv_disk.page_header import decode_header, encode_header
@@ -53,3 +58,30 @@ def test_nothing_is_read_when_a_header_is_torn_or_changed() -> None:
         changed[draw.randrange(len(header))] ^= 1 << draw.randrange(8)
         assert decode_header(bytes(changed)) is None
     assert decode_header(bytes(5000)) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"group": 256},
+        {"group": -1},
+        {"digest": -1},
+        {"tokens": bytes(65)},
+        {"tokens": bytes(63)},
+        {"tokens": bytes(192)},
+        {"keys": bytes(KEY_BYTES + 1)},
+        {"keys": b""},
+        {"salt": 5},
+        {"parent": "x"},
+    ],
+    ids=str,
+)
+def test_nothing_is_read_when_a_checksum_is_right_and_the_content_is_none(change: dict[str, object]) -> None:
+    content = {"digest": 7, "parent": None, "keys": bytes(KEY_BYTES), "tokens": bytes(64), "salt": "", "group": 0}
+
+    def header(content: dict[str, object]) -> bytes:
+        data = msgspec.msgpack.encode(list(content.values()))
+        return struct.pack("<8sII", b"MIKV0001", len(data), zlib.crc32(data)) + data
+
+    assert decode_header(header(content)) is not None
+    assert decode_header(header(content | change)) is None
