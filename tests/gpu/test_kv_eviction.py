@@ -18,6 +18,7 @@ pytestmark = GPU_ONLY
 POLICIES: dict[str, dict[str, Any]] = {
     "streaming-llm": {"kv_policy": "streaming-llm", "kv_budget": 100},
     "snapkv": {"kv_policy": "snapkv", "kv_budget": 150},
+    "snapkv-wide": {"kv_policy": "snapkv-wide", "kv_budget": 150},
     "h2o": {"kv_policy": "h2o", "kv_budget": 100},
 }
 ENGINE: dict[str, Any] = {"kv_policy": "h2o", "kv_budget": 512}
