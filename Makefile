@@ -63,7 +63,7 @@ format: install ## format and auto-fix
 	$(BIN)/ruff format .
 
 e2e: install ## chart, operator, gateway and engine on a cluster that runs containers (KUBECONFIG or E2E_NODE)
-	@scripts/pytest_again.sh $(BIN)/python -s -m 'e2e and not gpu' tests/e2e $(PYTEST_ARGS)
+	@AGAIN_CACHE=.pytest_cache/e2e scripts/pytest_again.sh $(BIN)/python -s -m 'e2e and not gpu' tests/e2e $(PYTEST_ARGS)
 
 e2e-gpu: install ## examples/gpu.yaml on a node with GPUs, changed under load (E2E_NODE; without it, make e2e-kind-gpu)
 	@$(BIN)/python -m pytest -s -m 'e2e and gpu' tests/e2e/test_gpu.py $(PYTEST_ARGS)

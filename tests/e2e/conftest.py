@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,6 +15,11 @@ from tests.e2e.cluster import Cluster, NodeCluster
 from tests.e2e.commands import log_line
 from tests.e2e.images import NAMES, build_image
 from tests.e2e.release import CRDS, SYSTEM, Release
+
+
+def pytest_sessionstart() -> None:
+    """Ends with SIGTERM as with Ctrl-C: a cluster of our own is taken down."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
