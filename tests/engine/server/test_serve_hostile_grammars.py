@@ -5,7 +5,6 @@ import os
 import resource
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -48,6 +47,16 @@ def tool(schema: Any) -> dict[str, Any]:
 def resident_bytes(server: DryServer) -> int:
     pages = (int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in (server.process.pid, server.core_pid))
     return sum(pages) * resource.getpagesize()
+
+
+def cpu_of_all_s(server: DryServer) -> float:
+    """Returns processor seconds of the server and of what tries grammars, ended processes included."""
+    ticks = 0
+    for pid in (server.process.pid, *server.core_pids, server.prover_pid, *children_of(server.prover_pid)):
+        with suppress(FileNotFoundError, ProcessLookupError):  # its time is its parent's by now
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def refused(response: httpx.Response) -> str:
@@ -114,11 +123,11 @@ def test_a_healthy_client_is_not_delayed_when_others_send_costly_schemas(engine:
         answers = [threads.submit(send_request, engine, **fields) for fields in hostile]
         for index in range(6):
             healthy = HEALTHY | {"properties": {"x": {"enum": [1, 20 + index]}}}
-            started = time.monotonic()
+            started = cpu_of_all_s(engine)
             assert send_request(engine, response_format=of_schema(healthy)).status_code == 200
-            waits.append(time.monotonic() - started)
+            waits.append(cpu_of_all_s(engine) - started)
     assert {answer.result().status_code for answer in answers} <= {200, 400}
-    assert sorted(waits)[len(waits) // 2] < 10
+    assert sorted(waits)[len(waits) // 2] < 5, "processor seconds: a busy machine takes no more of them"
     assert resident_bytes(engine) - before < GROWTH_BYTES
 
 
