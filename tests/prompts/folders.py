@@ -1,6 +1,8 @@
 """Small model folders in Hugging Face format: tokenizers of every kind that matters, trained here in milliseconds."""
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +112,7 @@ def with_tokens(tokenizer: Tokenizer, **flags: bool) -> Tokenizer:
     return tokenizer
 
 
-TOKENIZERS = {
+_TRAINED: dict[str, Callable[[], Tokenizer]] = {
     "byte_level": lambda: with_tokens(byte_level()),
     "byte_level_prefix_space": lambda: with_tokens(byte_level(prefix_space=True)),
     "byte_level_llama3": lambda: with_tokens(byte_level_llama3()),
@@ -125,6 +127,19 @@ TOKENIZERS = {
     "stripping_tokens": lambda: with_tokens(byte_level(), lstrip=True, rstrip=True),
     "single_word_tokens": lambda: with_tokens(byte_level(), single_word=True),
 }
+
+
+@functools.cache
+def _file_of(name: str) -> str:
+    return _TRAINED[name]().to_str()
+
+
+def _copy_of(name: str) -> Tokenizer:
+    return Tokenizer.from_str(_file_of(name))
+
+
+TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {name: functools.partial(_copy_of, name) for name in _TRAINED}
+"""Each call returns another copy of one that is trained once."""
 SPLITTING = {
     "byte_level",
     "byte_level_prefix_space",

@@ -27,7 +27,7 @@ def both(tokenizer: str, style: str) -> tuple[Any, PromptEncoder]:
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)  # of each of 78 pairs
 @given(
     messages=conversations.conversations,
     tools=st.none() | conversations.tools,
