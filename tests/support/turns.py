@@ -1,6 +1,6 @@
 """Chooses which of the costliest tests a run with `--turn` takes: an eighth of them, another at another number.
 
-Those are 4 % of the tests and take two thirds of the processors' time. Every other test always runs.
+Those are 5 % of the tests and take two thirds of the processors' time. Every other test always runs.
 `python -m tests.support.turns RECORD` prints costs.txt from what `pytest --record-costs RECORD` wrote.
 """
 
@@ -11,10 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 COSTS = Path(__file__).parents[1] / "costs.txt"
-HEAD = (
-    "# CPU seconds of a case of each test that takes half a second or more, in all its processes, by `make test-costs`."
-)
-COSTLY_S = 0.5
+HEAD = "# CPU seconds of a case of each test that takes 0.4 or more, in all of its processes, by `make test-costs`."
+COSTLY_S = 0.4
 TURNS = 8
 WHOLE = ("tests/console/", "tests/operator/")
 """Below these, tests of a file go on where the one before ended: a file has its turn as a whole."""
