@@ -71,7 +71,10 @@ class HybridPrefixCache(PrefixCache):
             before = count
             for group, spec in enumerate(self._specs):
                 places = _CachedOrBelow(self._groups[group], partial(has, group))
-                count = longest_cached(places, keys, count, self._needed_pages(spec, count), 1)
+                if spec.window is None:  # from its beginning: most prompts have nothing in a tier
+                    count = next((place for place in range(count) if keys[place] not in places), count)
+                else:
+                    count = longest_cached(places, keys, count, self._needed_pages(spec), 1)
         return count
 
     def hit_before_load(self, sequence: Sequence, count: int) -> tuple[Hit, list[tuple[int, int]]]:
@@ -91,8 +94,9 @@ class HybridPrefixCache(PrefixCache):
         keys, step = sequence.known_keys(count * self._blocks_per_page), self._blocks_per_page
         return keys[step - 1 : count * step : step]
 
-    def _needed_pages(self, spec: KVGroup, count: int) -> int:
-        return count if spec.window is None else max(1, -(-(spec.window - 1) // self.pool.page_size))
+    def _needed_pages(self, spec: KVGroup) -> int:
+        """Returns the pages before a token that a group with a window needs."""
+        return max(1, -(-((spec.window or 0) - 1) // self.pool.page_size))
 
     def snapshot(self) -> list[BlockStored]:
         """Returns the blocks of group 0, parents before children."""
@@ -201,13 +205,12 @@ class _ReportedChains:
 def longest_cached(blocks: Container[bytes], keys: list[bytes], count: int, needed: int, alignment: int) -> int:
     """Returns the most blocks up to `count`, a multiple of `alignment`, whose last `needed` are cached."""
     end = count - count % alignment
-    while end:
-        begin = max(0, end - needed)
-        missing = next((index for index in range(end - 1, begin - 1, -1) if keys[index] not in blocks), None)
-        if missing is None:
-            return end
-        end = missing - missing % alignment
-    return 0
+    index = end
+    while end and index > max(0, end - needed):
+        index -= 1
+        if keys[index] not in blocks:
+            end = index = index - index % alignment
+    return end
 
 
 def _blocks_in_window(window: int) -> int:
