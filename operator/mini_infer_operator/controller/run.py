@@ -106,20 +106,24 @@ async def run_operator(settings: OperatorSettings) -> bool:
     return runs.current.failure is None
 
 
-class _OneLine(logging.Filter):
+class QuietKopf(logging.Filter):
     """Leaves out the tracebacks of kopf's own tasks, which show kopf's internals; those of handlers stay."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Returns False for asyncio's messages about kopf's tasks that nobody awaited: kopf has logged their errors."""
+        """Returns False for asyncio's messages about kopf's tasks that nobody awaited, whose errors kopf has logged,
+        and for Events that a namespace does not take since it ends: four lines for each would be no news.
+        """
         if record.name.startswith("kopf._core"):
             record.exc_info = record.exc_text = None
-        return not (record.name == "asyncio" and "kopf/_cogs" in record.getMessage())
+        if record.name == "asyncio":
+            return "kopf/_cogs" not in record.getMessage()
+        return record.name != "kopf._core.engines.posting" or "NamespaceTerminating" not in record.getMessage()
 
 
 def _quieten_kopf() -> None:
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # or a line for each event: "Handler succeeded"
     for handler in logging.getLogger().handlers:
-        handler.addFilter(_OneLine())
+        handler.addFilter(QuietKopf())
 
 
 def _collect_less_garbage() -> None:
