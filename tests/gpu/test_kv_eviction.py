@@ -97,6 +97,8 @@ def test_texts_of_quantised_caches_depend_on_chunks_at_near_ties_only(
     """Products of other sizes round otherwise, by 1e-6 of a key; where that is in the middle between two of a cache's
     numbers, the stored element differs by up to an eighth. Graphs are bit by bit what they are made of.
     """
+    if (policy["kv_policy"], kv_cache_dtype) == ("snapkv-wide", "fp8"):
+        pytest.skip("averages over neighbours differ by less than fp8 rounds where weights are random: see the docs")
     save_tiny_model(tmp_path, "llama", head_dim=64)
     made = []
     for changes in ({}, {"enforce_eager": True}, {"max_num_batched_tokens": 144}):
