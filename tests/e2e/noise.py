@@ -114,7 +114,7 @@ async def _complete(session: aiohttp.ClientSession, url: str, words: int, tokens
                     ended = True
                 elif line.startswith(b"data: "):
                     if b'"error"' in line:
-                        return "error in the stream", 0.0
+                        return f"in the stream: {line.decode()[:200]}", 0.0
                     first_s = first_s or time.monotonic() - begun_s
     except (aiohttp.ClientError, TimeoutError) as error:
         return type(error).__name__, 0.0
