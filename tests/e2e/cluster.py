@@ -157,6 +157,10 @@ class NodeCluster(Cluster):
     def load(self, archive: Path) -> None:
         run(self._node, "load", self._folder, archive)
 
+    def tag(self, image: str, name: str) -> None:
+        """Give an image that is loaded another name beside its own."""
+        self._ctr("images", "tag", image, name)
+
     def stop_container(self, container_id: str) -> None:
         """SIGSTOP to all processes of a container, as the kubelet names it: `containerd://...`."""
         self._signal(container_id, "SIGSTOP")
@@ -170,9 +174,12 @@ class NodeCluster(Cluster):
         self._signal(container_id, "SIGKILL")
 
     def _signal(self, container_id: str, signal: str) -> None:
-        ctr = (program("ctr"), "-a", "/run/containerd/containerd.sock", "-n", "k8s.io")
         container = container_id.removeprefix("containerd://")
-        run(self._node, "exec", self._folder, *ctr, "task", "kill", "--all", "--signal", signal, container)
+        self._ctr("task", "kill", "--all", "--signal", signal, container)
+
+    def _ctr(self, *arguments: str) -> None:
+        ctr = (program("ctr"), "-a", "/run/containerd/containerd.sock", "-n", "k8s.io")
+        run(self._node, "exec", self._folder, *ctr, *arguments)
 
     def make_claim(self, namespace: str, name: str) -> None:
         """Create a PersistentVolumeClaim on a folder of the node, which has no provisioner."""
