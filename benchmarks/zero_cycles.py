@@ -46,9 +46,14 @@ async def chat(session: aiohttp.ClientSession, url: str, number: int) -> tuple[s
         "max_tokens": 8,
         "stream": True,
     }
+    return await streamed(session, url + "/v1/chat/completions", body)
+
+
+async def streamed(session: aiohttp.ClientSession, address: str, body: dict[str, Any]) -> tuple[str, float]:
+    """Returns the outcome of one request that streams, and the seconds to its first token."""
     begin_s, first_s, done = time.monotonic(), 0.0, False
     try:
-        async with session.post(url + "/v1/chat/completions", json=body) as response:
+        async with session.post(address, json=body) as response:
             if response.status != 200:
                 return f"HTTP {response.status}", 0.0
             async for line in response.content:
@@ -56,9 +61,9 @@ async def chat(session: aiohttp.ClientSession, url: str, number: int) -> tuple[s
                     done = True
                 elif line.startswith(b"data: "):
                     if b'"error"' in line:
-                        return "error in the stream", 0.0
+                        return f"in the stream: {line.decode()[:200]}", 0.0
                     first_s = first_s or time.monotonic() - begin_s
-    except aiohttp.ClientError as error:
+    except (aiohttp.ClientError, TimeoutError) as error:
         return type(error).__name__, 0.0
     return ("ok" if done else "cut"), first_s
 

@@ -13,8 +13,7 @@ from mini_infer_operator.parse import InvalidServiceError
 from mini_infer_operator.plan.decisions import decisions
 from mini_infer_operator.plan.plan import Plan, make_plan
 from mini_infer_operator.plan.role_switches import with_switches
-from mini_infer_operator.presets.choose import PresetNotFoundError
-from mini_infer_operator.presets.resolve import preset_event, preset_in_force, resolve_service
+from mini_infer_operator.presets.resolve import preset_event, preset_in_force, resolve_or_keep
 from mini_infer_operator.resource import InferenceService
 from mini_infer_operator.status import (
     EventType,
@@ -73,15 +72,8 @@ async def reconcile(backend: Backend) -> float | None:
     if stored is None:
         return None
     now, previous = datetime.now(UTC), stored.get("status") or {}
-    lost_preset = None
     try:
-        try:
-            resolved = resolve_service(stored, backend.presets())
-        except PresetNotFoundError as error:  # what ran goes on, and is still scaled
-            if (running := backend.running_spec(stored)) is None:
-                raise
-            lost_preset = PermanentFailure(error.reason, str(error))
-            resolved = resolve_service({**stored, "spec": running})
+        resolved = resolve_or_keep(stored, backend.presets(), lambda: backend.running_spec(stored))
     except InvalidServiceError as error:
         generation = stored["metadata"].get("generation", 0)
         status = invalid_status(generation, str(error), previous=previous, now=now, reason=error.reason)
@@ -90,12 +82,13 @@ async def reconcile(backend: Backend) -> float | None:
             backend.record_event(stored, *transition)
         return float("inf")
 
-    service = resolved.service
-    preset = preset_in_force(resolved, previous, is_lost=lost_preset is not None)
+    service, preset = resolved.service, preset_in_force(resolved, previous)
     observed = await backend.observe(service)
     canary = decide_canary(service, observed, previous, now)
     plan = make_plan(service, observed, now, canary)
-    failure = await backend.apply(service, plan) or lost_preset
+    failure = await backend.apply(service, plan)
+    if failure is None and resolved.lost is not None:
+        failure = PermanentFailure(resolved.lost.reason, str(resolved.lost))
     for decision in decisions(observed, plan) if failure is None else ():
         backend.record_event(stored, decision.reason, decision.message)
     if failure is None:  # engines that have just switched are ready in their new role

@@ -15,6 +15,7 @@ import aiohttp
 import yaml
 
 from benchmarks.canary import FAULTS
+from benchmarks.zero_cycles import streamed
 from tests.e2e.autoscalers import turns_of
 from tests.e2e.cluster import Cluster, wait_until
 from tests.e2e.commands import log_line
@@ -104,21 +105,7 @@ async def _complete(session: aiohttp.ClientSession, url: str, words: int, tokens
         "ignore_eos": True,
         "stream": True,
     }
-    begun_s, first_s, ended = time.monotonic(), 0.0, False
-    try:
-        async with session.post(f"{url}/v1/completions", json=body) as response:
-            if response.status != 200:
-                return f"HTTP {response.status}", 0.0
-            async for line in response.content:
-                if line.startswith(b"data: [DONE]"):
-                    ended = True
-                elif line.startswith(b"data: "):
-                    if b'"error"' in line:
-                        return f"in the stream: {line.decode()[:200]}", 0.0
-                    first_s = first_s or time.monotonic() - begun_s
-    except (aiohttp.ClientError, TimeoutError) as error:
-        return type(error).__name__, 0.0
-    return ("ok" if ended else "cut"), first_s
+    return await streamed(session, f"{url}/v1/completions", body)
 
 
 def _pods(cluster: Cluster) -> list[dict[str, Any]]:

@@ -20,8 +20,7 @@ from mini_infer_operator.objects.observed_workloads import worker_index
 from mini_infer_operator.objects.start_stages import usual_start_s
 from mini_infer_operator.parse import InvalidServiceError
 from mini_infer_operator.plan.role_switches import roles_are_interchangeable
-from mini_infer_operator.presets.choose import PresetNotFoundError
-from mini_infer_operator.presets.resolve import resolve_service
+from mini_infer_operator.presets.resolve import resolve_or_keep
 from mini_infer_operator.resource import GROUP, KIND, LABEL_DRAINING, VERSION, InferenceService
 from mini_infer_operator.scaling.budget import Claim, shared_out
 from mini_infer_operator.scaling.plan_state import DECODE, PAIR, PREFILL, Fleet
@@ -134,23 +133,20 @@ class Scaling:
         version = str(stored["metadata"].get("resourceVersion", ""))
         if version != scaled.version or scaled.service is None:
             spec = planned_spec(stored["spec"], stored.get("status") or {}, scaled.scaler.decided)
+            document = {**stored, "spec": spec}
             try:
-                scaled.service = self._resolved({**stored, "spec": spec})
+                resolved = resolve_or_keep(document, self._cache.presets(), lambda: self._running_spec(document))
+                scaled.service = resolved.service
             except InvalidServiceError:
                 scaled.service = None
             scaled.version = version
         return scaled.service
 
-    def _resolved(self, document: Mapping[str, Any]) -> InferenceService:
-        """Returns the service with its preset's fields; with those of its last revision if the preset is gone."""
-        try:
-            return resolve_service(document, self._cache.presets()).service
-        except PresetNotFoundError:
-            metadata = document["metadata"]
-            revisions = self._cache.of_service("ControllerRevision", metadata["namespace"], metadata["name"])
-            if (running := running_spec(document, revisions)) is None:
-                raise
-            return resolve_service({**document, "spec": running}).service
+    def _running_spec(self, document: Mapping[str, Any]) -> dict[str, Any] | None:
+        metadata = document["metadata"]
+        return running_spec(
+            document, self._cache.of_service("ControllerRevision", metadata["namespace"], metadata["name"])
+        )
 
     def _grant(self, namespace: str, changes: Mapping[ServiceKey, list[Change]]) -> None:
         """Shares the namespace's budget out, and queues the services whose numbers change by it."""

@@ -1,7 +1,7 @@
 """Resolves a service and its preset into the checked service that engines are planned from. Pure."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mini_infer_operator.parse import InvalidServiceError, parse_service
@@ -20,6 +20,8 @@ class Resolved:
 
     service: InferenceService
     preset: PresetStatus | None
+    lost: PresetNotFoundError | None = None
+    """The reason why the fields are those of the service's last revision; None if they are those of now."""
 
 
 def resolve_service(document: Object, presets: Sequence[Object] | None = ()) -> Resolved:
@@ -48,12 +50,26 @@ def resolve_service(document: Object, presets: Sequence[Object] | None = ()) -> 
     return Resolved(service, status)
 
 
-def preset_in_force(resolved: Resolved, previous: Object, *, is_lost: bool = False) -> PresetStatus | None:
-    """Returns the preset for the status. A paused service, and one whose preset `is_lost`, keep the one that their
+def resolve_or_keep(
+    document: Object, presets: Sequence[Object] | None, running_spec: Callable[[], Object | None]
+) -> Resolved:
+    """Resolves a service as `resolve_service` does. Where the preset that it names is missing, `running_spec` gives the
+    spec of its last revision, by which what runs goes on and is still scaled; None if that is not known.
+    """
+    try:
+        return resolve_service(document, presets)
+    except PresetNotFoundError as error:
+        if (running := running_spec()) is None:
+            raise
+        return replace(resolve_service({**document, "spec": running}), lost=error)
+
+
+def preset_in_force(resolved: Resolved, previous: Object) -> PresetStatus | None:
+    """Returns the preset for the status. A paused service, and one whose preset is lost, keep the one that their
     revision was made with.
     """
     rollout, before = resolved.service.spec.rollout, previous.get("preset")
-    is_kept = is_lost or (rollout is not None and rollout.paused)
+    is_kept = resolved.lost is not None or (rollout is not None and rollout.paused)
     if resolved.preset is not None or before is None or not is_kept:
         return resolved.preset
     return PresetStatus.model_validate(before)
