@@ -47,7 +47,7 @@ from routing.shared_data import find_shared
 TRACES = {"mooncake": "mooncake_conversation_trace.jsonl.xz", "agents": "agent_sessions.jsonl.xz"}
 TOKENS_PER_BLOCK = {"mooncake": 128, "agents": 32}
 _MOST_OF_GPU = 0.97
-"""What all engines on the GPU may take together, for their caches have the sizes that they are given."""
+"""The share of the GPU that all engines may take together, for their caches have the sizes that they are given."""
 PEERS = {"host": "vLLM + host", "GPU": "vLLM"}
 _RECORDED_TOKENS = {"mooncake": 512, "agents": 64}
 """Tokens of a block of the record."""
@@ -158,7 +158,7 @@ class Contest:
 
     @property
     def errors(self) -> list[str]:
-        """What went wrong, with the engines' labels."""
+        """The errors, with the engines' labels."""
         return self._ours.errors + self._peers.errors
 
     def start_ours(self) -> None:

@@ -50,7 +50,7 @@ def run(script: str, out: Path, *flags: str, **variables: str) -> tuple[dict[str
 
 
 def smoke(script: str, out: Path, *flags: str, **variables: str) -> str:
-    """What a smoke run prints."""
+    """The lines that a smoke run prints."""
     done = subprocess.run(
         [sys.executable, f"benchmarks/{script}", "--smoke", "--out", str(out), *flags],
         cwd=ROOT,

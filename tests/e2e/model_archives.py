@@ -10,7 +10,7 @@ import mini_infer_engine
 
 DEMO = Path(mini_infer_engine.__file__).parent / "assets/demo"
 FOLDER = "models/demo"
-"""Where the image has the model a second time, as hard links."""
+"""The folder in which the image has the model a second time, as hard links."""
 NAMED = "io.containerd.image.name"
 """The annotation by which containerd names what it imports."""
 

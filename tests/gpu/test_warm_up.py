@@ -68,7 +68,7 @@ def test_tokens_are_the_same_when_graphs_are_captured_between_passes(tmp_path: P
 def test_weights_are_those_of_the_files_when_kernels_are_loaded_meanwhile(
     architecture: str, piece_bytes: int, peers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where a peer was to send them, and none is there."""
+    """A peer that was to send them may be missing, too."""
     save_tiny_model(tmp_path, architecture, head_dim=64)
     ready = load(tmp_path, defers=False)[1]
     monkeypatch.setattr(direct_read, "_PIECE_BYTES", piece_bytes)

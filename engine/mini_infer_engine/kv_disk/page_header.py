@@ -14,7 +14,7 @@ _MAGIC = b"MIKV0001"
 _PREFIX = struct.Struct("<8sII")
 """Magic number, length and CRC-32 of the content."""
 _DIGESTS, _GROUPS = 1 << 64, 1 << 8
-"""What others write to a folder or a pool may have a right checksum, and numbers that no page has."""
+"""Headers that others write to a folder or a pool may have a right checksum, and numbers that no page has."""
 
 
 class _Content(msgspec.Struct, array_like=True):

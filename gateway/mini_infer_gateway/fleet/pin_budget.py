@@ -23,7 +23,7 @@ class PinBudget:
     def __init__(self, most_tokens: int) -> None:
         self._most_tokens = most_tokens
         self._pins: OrderedDict[str, _Pins] = OrderedDict()
-        """By client; those that have pinned nothing for longest come first."""
+        """The pins by client; those of clients that have pinned nothing for longest come first."""
 
     def __len__(self) -> int:
         return len(self._pins)

@@ -94,12 +94,12 @@ def _proved(history: History, unit: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """What is added to the work of now for the time of a start."""
+    """Numbers that are added to the level of now for the time of a start."""
 
     ahead: float = 0.0
-    """For engines that would be started now."""
+    """The number for engines that would be started now."""
     kept: float = 0.0
-    """For engines that there are: more than `ahead` once some that were removed were needed again."""
+    """The number for engines that there are: more than `ahead` once some that were removed were needed again."""
 
 
 NO_MARGIN = Margin()

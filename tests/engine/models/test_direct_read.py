@@ -90,7 +90,7 @@ def test_weights_are_those_of_the_files_when_they_are_read_directly(
 def test_threads_may_write_when_the_caller_is_in_inference_mode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As to a GPU, by copies of torch's, which refuse views of another mode than their own."""
+    """The copies are torch's, as to a GPU: they refuse views of another mode than their own."""
 
     @contextmanager
     def copying(device: torch.device) -> Iterator[Callable[[direct_read._Piece], None]]:

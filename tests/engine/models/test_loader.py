@@ -164,7 +164,7 @@ def test_resolve_model_finds_a_model_or_raises_with_the_reason(tmp_path: Path, m
 def test_bytes_are_where_the_loader_says_when_tensors_are_read_straight_from_files(
     kind: str, rank: int, tmp_path: Path
 ) -> None:
-    """Also the rows of one of two ranks; columns are elsewhere, and are read as before."""
+    """The rows of one of two ranks are, too; columns are elsewhere, and are read as before."""
     save_tiny_model(tmp_path, kind)
     config = replace(read_config(tmp_path), tensor_parallel=TensorParallel(rank, 2))
     checkpoint = open_checkpoint(tmp_path, config)
@@ -184,7 +184,7 @@ def test_bytes_are_where_the_loader_says_when_tensors_are_read_straight_from_fil
 
 
 def test_tensors_that_are_converted_are_not_read_straight_from_files() -> None:
-    """Not even where they have the shape of what is made of them."""
+    """Their shape may be that of what is made of them."""
     stored = StoredTensor(Path("file"), (4, 4), torch.float32, begin=8)
     target = torch.zeros(4, 4)
     assert loader._begin_in_file(stored, Placement(target)) == 8

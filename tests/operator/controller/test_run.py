@@ -1,4 +1,4 @@
-"""What the operator's log leaves out of kopf's."""
+"""The operator's log leaves out some of kopf's lines."""
 
 import logging
 
