@@ -114,8 +114,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sorts what takes long first, in each worker alike. With --turn, costly tests of other turns are left out."""
-    if (turn := config.getoption("--turn")) is not None:
+    """Sorts what takes long first, in each worker alike. With --turn, costly tests of other turns are left out.
+
+    Tests that run once more had their turn: turns are dealt out among all tests that are collected.
+    """
+    if (turn := config.getoption("--turn")) is not None and not config.getoption("--last-failed"):
         out = left_out([item.nodeid for item in items], read_costs(COSTS.read_text()), turn)
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in out])
         items[:] = [item for item in items if item.nodeid not in out]

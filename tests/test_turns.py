@@ -1,6 +1,9 @@
 """Every test has its turn, and turns take about as long."""
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +61,15 @@ def test_recorded_tests_exist() -> None:
 def test_a_function_costs_what_its_cases_take_when_others_make_and_end_the_files_fixtures() -> None:
     record = ["9.00 a.py::first", "0.70 a.py::both[1]", "0.10 a.py::cheap", "8.00 a.py::both[2]", "3.00 b.py::alone"]
     assert read_costs(costs_file("\n".join(record))) == {"a.py::both": 0.7, "a.py::first": 9.0, "b.py::alone": 3.0}
+
+
+def test_a_costly_test_is_chosen_at_any_turn_when_it_failed_and_runs_once_more(tmp_path: Path) -> None:
+    """Turns are dealt out among all tests: a failed one that is collected alone would have turn 0."""
+    failed = "tests/test_flakes.py::test_a_name_is_kept_when_its_test_passes_the_second_time"
+    assert failed in read_costs(COSTS.read_text())
+    record = tmp_path / "v" / "cache" / "lastfailed"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({failed: True}))
+    arguments = ["--turn", "3", "--last-failed", "--collect-only", "-q", "-o", f"cache_dir={tmp_path}"]
+    collected = subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert collected.stdout.splitlines()[0] == failed

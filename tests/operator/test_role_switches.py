@@ -29,6 +29,13 @@ def role_counts(cluster: Cluster, name: str) -> dict[str, tuple[int, str]]:
     return {role["name"]: (role["replicas"], role["ready"]) for role in cluster.status(name)["roles"]}
 
 
+def settled_roles(cluster: Cluster, name: str) -> tuple[dict[str, set[str]], dict[str, tuple[int, str]]] | None:
+    """Returns ready pods by role and the counts in the status once these agree and the service is ready, else None."""
+    pods, counts = pods_by_role(cluster, name), role_counts(cluster, name)
+    agree = counts == {role: (len(found), f"{len(found)}/{len(found)}") for role, found in pods.items()}
+    return (pods, counts) if agree and cluster.ready(name).get("status") == "True" else None
+
+
 def counted(cluster: Cluster, name: str) -> tuple[int, int]:
     """Returns the pods that the service's one budget counts, and how many of them may be evicted."""
     (budget,) = cluster.children(name, "poddisruptionbudgets")
@@ -70,8 +77,7 @@ def test_engine_switches_and_stays_so_when_another_operator_takes_over(
         gateway.services["default/fluid"] = {"running_requests": 1}
         (idle,) = before["decode"] - {busy}
         assert idle in pods_by_role(cluster, "fluid")["prefill"]
-        wait(lambda: cluster.ready("fluid").get("status") == "True")
-        settled = pods_by_role(cluster, "fluid"), role_counts(cluster, "fluid")
+        settled = wait(lambda: settled_roles(cluster, "fluid"))
         cluster.look_again("fluid")
         assert (pods_by_role(cluster, "fluid"), role_counts(cluster, "fluid")) == settled
     with OperatorProcess(plane, tmp_path, f"--gateways={gateway.address}") as operator:
