@@ -10,7 +10,7 @@ from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.kv_transfer import KVTransferStats
 from mini_infer_engine.core.request import KVSource, Output, Request, SamplingParams
 from mini_infer_engine.kv_transfer.connector import TransferConnector
-from mini_infer_engine.kv_transfer.producer import Load
+from mini_infer_engine.kv_transfer.estimates import Load
 from mini_infer_engine.kv_transfer.protocol.events import Command, Event, Take
 from mini_infer_engine.kv_transfer.worker import TransferWorker
 

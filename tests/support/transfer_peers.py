@@ -9,7 +9,7 @@ import msgspec
 import zmq
 
 from mini_infer_engine.core.request import Request, SamplingParams, TokenLogprobs
-from mini_infer_engine.kv_transfer.consumer import KVConsumerLimits
+from mini_infer_engine.kv_transfer.consumer_jobs import KVConsumerLimits
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Pool, Span, head_shares, pieces
 from mini_infer_engine.kv_transfer.protocol import wire
 from mini_infer_engine.kv_transfer.staging_slots import Area, StagingBuffer, blocks, blocks_for, chunks

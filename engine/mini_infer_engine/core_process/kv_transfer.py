@@ -17,7 +17,7 @@ from mini_infer_engine.core.request import Request
 from mini_infer_engine.core_process.weights_identity import weights_identity
 from mini_infer_engine.dry.dry_run import DryRun
 from mini_infer_engine.kv_transfer.connector import ANY_VOCABULARY, TransferConnector, any_request
-from mini_infer_engine.kv_transfer.consumer import KVConsumerLimits
+from mini_infer_engine.kv_transfer.consumer_jobs import KVConsumerLimits
 from mini_infer_engine.kv_transfer.layout import KVMemory
 from mini_infer_engine.kv_transfer.transfer_port import TransferPort
 from mini_infer_engine.kv_transfer.transport import OpenTransport, TransportChoice

@@ -12,8 +12,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal
 
 import msgspec
 import zmq
@@ -22,21 +20,21 @@ from zmq.utils.monitor import recv_monitor_message
 from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_engine.core.faults import FaultLog
 from mini_infer_engine.core.guarded_connector import FAULT
+from mini_infer_engine.kv_transfer.consumer_jobs import KVConsumerLimits, Peer, Proof, ReceiveJob, ReceiveSlot
 from mini_infer_engine.kv_transfer.estimates import (
-    RateMeter,
+    Load,
     fetching_pays,
     late_after_s,
     prefill_estimate_s,
     read_estimate_s,
 )
 from mini_infer_engine.kv_transfer.layout import KVLayout, Span, state_span
-from mini_infer_engine.kv_transfer.producer import Load
 from mini_infer_engine.kv_transfer.protocol import events, wire
 from mini_infer_engine.kv_transfer.protocol.handshake import handshake_refusal
 from mini_infer_engine.kv_transfer.protocol.message_checks import granted_fault, written_fault
 from mini_infer_engine.kv_transfer.staging_slots import RECEIVE_SLOTS, Area, Slots
 from mini_infer_engine.kv_transfer.stats import Counters
-from mini_infer_engine.kv_transfer.transport import Digest, DigestSum, Motion, Motions, Transport, TransportError
+from mini_infer_engine.kv_transfer.transport import DigestSum, Motion, Motions, Transport, TransportError
 from mini_infer_engine.kv_transfer.trust import Trust
 from mini_infer_process import zmq_limits
 from mini_infer_process.curve import secure_client
@@ -67,86 +65,6 @@ _MESSAGES_PER_ITERATION = 256
 _MAX_SLOT_REQUESTS = 1 << 14
 """The most requests for slots of one area that may wait."""
 
-Stage = Literal["connecting", "asked", "accepted", "reading", "given_up"]
-
-
-@dataclass(slots=True)
-class _ReceiveSlot:
-    """A slot of our staging buffer to which a producer writes."""
-
-    area: Area
-    slot: int
-    placing: Motion | None = None
-    """The copy from the slot into the job's pages, or None if the producer has not sent `Written` yet."""
-
-
-@dataclass(slots=True, frozen=True)
-class _Check:
-    """The proof of what has arrived, before the job is reported as done."""
-
-    digest: Digest
-    """The digest of the tokens in the job's pages, and of the state at its slot."""
-    expected: int
-    """The producer's."""
-    done: events.TransferDone
-
-
-@dataclass(slots=True)
-class _Job:
-    take: events.Take
-    started_s: float
-    stage: Stage
-    deadline_s: float
-    estimate_s: float | None = None
-    motion: Motion | None = None
-    """The read from pool to pool, if one is in flight."""
-    awaits_written: bool = False
-    """True if some of what was granted comes through staging slots, and `AllWritten` has to follow."""
-    receive_slots: dict[int, _ReceiveSlot] = field(default_factory=dict)
-    """Slots that are receive_slot to the producer, by its serial numbers, until their content is in the job's pages."""
-    last: wire.Prefilled | wire.AllWritten | None = None
-    """The producer's last message, which is handled once all that it has written is in the job's pages."""
-    granted_tokens: int = 0
-    granted_digest: int = 0
-    check: _Check | None = None
-    lease_end_s: float = 0.0
-    num_bytes: int = 0
-    settles_s: float | None = None
-    """The latest time at which the pages are settled, if no read into them is in flight: the peer is gone, or writes no
-    more.
-    """
-
-    @property
-    def is_reading(self) -> bool:
-        """True if this engine itself still copies into the job's pages, or checks them."""
-        if self.motion is not None or self.check is not None:
-            return True
-        return any(receive_slot.placing is not None for receive_slot in self.receive_slots.values())
-
-
-@dataclass(slots=True)
-class _Peer:
-    address: str
-    socket: zmq.Socket[bytes]
-    monitor: zmq.Socket[bytes]
-    party: wire.Party | None = None
-    """The peer's description, or None if it has not answered `Hello` yet."""
-    bytes_per_s: RateMeter = field(default_factory=RateMeter)
-    jobs: dict[int, _Job] = field(default_factory=dict)
-    refused_fetches: int = 0
-    """Prefixes in a row that were computed here, because that was sooner by the peer's rate."""
-    renewed_s: float = 0.0
-    is_broken: bool = False
-    """True if the transport to this peer has failed: new jobs use a new connection, and a new handshake."""
-
-
-@dataclass(slots=True, frozen=True)
-class KVConsumerLimits:
-    """Time limits, in seconds."""
-
-    lease_s: float
-    timeout_s: float
-
 
 class KVConsumer:
     """Requests keys and values from other engines, and receives them."""
@@ -173,14 +91,14 @@ class KVConsumer:
         self._party, self._transport, self._layout = party, transport, layout
         self._report, self._counters, self._limits = report, counters, limits
         self._load, self._secret = load, secret
-        self._peers: dict[str, _Peer] = {}
-        self._retired: list[_Peer] = []
+        self._peers: dict[str, Peer] = {}
+        self._retired: list[Peer] = []
         """Peers that get no new jobs and have unsettled ones. Some of them have no connection any more."""
         self._trust = Trust()
         counters.mismatches = self._trust.by_source
         self._numbers = itertools.count()
         self._slots: dict[Area, Slots] = {"device": Slots(RECEIVE_SLOTS), "host": Slots(RECEIVE_SLOTS)}
-        self._slot_requests: dict[Area, deque[tuple[_Peer, _Job, wire.SlotRequested]]] = {
+        self._slot_requests: dict[Area, deque[tuple[Peer, ReceiveJob, wire.SlotRequested]]] = {
             "device": deque(),
             "host": deque(),
         }
@@ -188,7 +106,7 @@ class KVConsumer:
 
     @property
     def is_busy(self) -> bool:
-        """True if bytes are in flight that this engine reads or copies, or are being checked."""
+        """True if bytes are in flight that this engine reads or copies, or are being proved."""
         return any(job.is_reading for peer in self._all() for job in peer.jobs.values())
 
     @property
@@ -196,7 +114,7 @@ class KVConsumer:
         """Number of jobs that are not settled."""
         return sum(len(peer.jobs) for peer in self._all())
 
-    def _all(self) -> list[_Peer]:
+    def _all(self) -> list[Peer]:
         return [*self._peers.values(), *self._retired]
 
     @property
@@ -220,7 +138,7 @@ class KVConsumer:
             self._report(events.TransferFailed(take.job, "address", f"{take.source.address} is no address: {error}"))
             self._report(events.Settled(take.job))
             return
-        job = _Job(take, now_s, "connecting", now_s + min(_ANSWER_S, self._limits.timeout_s))
+        job = ReceiveJob(take, now_s, "connecting", now_s + min(_ANSWER_S, self._limits.timeout_s))
         peer.jobs[take.job] = job
         if peer.party is not None:
             self._request_or_fail(peer, job, now_s)
@@ -231,7 +149,7 @@ class KVConsumer:
             if (job := peer.jobs.get(number)) is not None and job.stage != "given_up":
                 self._give_up(peer, job)
 
-    def _connect(self, address: str) -> _Peer:
+    def _connect(self, address: str) -> Peer:
         socket = self._context.socket(zmq.DEALER)
         try:
             monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
@@ -250,11 +168,11 @@ class KVConsumer:
             raise
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(monitor, zmq.POLLIN)
-        peer = self._peers[address] = _Peer(address, socket, monitor)
+        peer = self._peers[address] = Peer(address, socket, monitor)
         self._send(peer, wire.Hello(self._party()))
         return peer
 
-    def _send(self, peer: _Peer, message: wire.FromConsumer) -> None:
+    def _send(self, peer: Peer, message: wire.FromConsumer) -> None:
         """Sends a message without waiting. Nothing is sent to a peer whose connection is closed."""
         if peer.socket.closed:
             return
@@ -263,7 +181,7 @@ class KVConsumer:
         except zmq.Again:
             log.info("%s takes no messages", peer.address)
 
-    def _request_or_fail(self, peer: _Peer, job: _Job, now_s: float) -> None:
+    def _request_or_fail(self, peer: Peer, job: ReceiveJob, now_s: float) -> None:
         """Sends a job's request. A request that cannot be encoded fails its own job alone."""
         try:
             self._request(peer, job, now_s)
@@ -271,7 +189,7 @@ class KVConsumer:
             self._faults.record("a request to another engine", error)
             self._fail(peer, job, FAULT, "it could not be requested", is_settled=True)
 
-    def _request(self, peer: _Peer, job: _Job, now_s: float) -> None:
+    def _request(self, peer: Peer, job: ReceiveJob, now_s: float) -> None:
         take = job.take
         if peer.party is not None and self._trust.distrusts(peer.party.engine_id):
             message = f"{peer.address} has sent wrong bytes too often; the log says when"
@@ -313,7 +231,7 @@ class KVConsumer:
                 recv_monitor_message(peer.monitor, zmq.NOBLOCK)
                 self._lose(peer, now_s)
 
-    def _receive_from(self, peer: _Peer, now_s: float) -> None:
+    def _receive_from(self, peer: Peer, now_s: float) -> None:
         for _ in range(_MESSAGES_PER_ITERATION):
             if peer.socket.closed:
                 return
@@ -331,7 +249,7 @@ class KVConsumer:
                 self._faults.record(f"handling {type(message).__name__} of {peer.address}", error)
                 self._handle_fault(peer, message)
 
-    def _handle_fault(self, peer: _Peer, message: wire.FromProducer) -> None:
+    def _handle_fault(self, peer: Peer, message: wire.FromProducer) -> None:
         """Ends the jobs of a message that could not be handled; their pages stay pinned until the peer settles them."""
         number = getattr(message, "job", None)
         jobs = [job for job in peer.jobs.values() if number in (None, job.take.job)]
@@ -340,7 +258,7 @@ class KVConsumer:
             self._fail(peer, job, FAULT, "what the other engine has sent cannot be handled", is_settled=False)
             self._send(peer, wire.Release([job.take.job]))
 
-    def _handle(self, peer: _Peer, message: wire.FromProducer, now_s: float) -> None:
+    def _handle(self, peer: Peer, message: wire.FromProducer, now_s: float) -> None:
         match message:
             case wire.Welcome(party):
                 self._welcome(peer, party, now_s)
@@ -354,7 +272,7 @@ class KVConsumer:
                 if (job := peer.jobs.get(message.job)) is not None:
                     self._answer(peer, job, message, now_s)
 
-    def _welcome(self, peer: _Peer, party: wire.Party, now_s: float) -> None:
+    def _welcome(self, peer: Peer, party: wire.Party, now_s: float) -> None:
         refusal = handshake_refusal(self._party(), party)
         if not refusal:
             try:
@@ -374,7 +292,7 @@ class KVConsumer:
             elif job.stage == "given_up":
                 self._settle(peer, job)
 
-    def _refuse(self, peer: _Peer, reason: str) -> None:
+    def _refuse(self, peer: Peer, reason: str) -> None:
         """Fails all jobs of a peer that has refused this engine, or that this engine refuses. Earlier requests are
         void: the peer may have restarted.
         """
@@ -385,8 +303,8 @@ class KVConsumer:
 
     def _answer(
         self,
-        peer: _Peer,
-        job: _Job,
+        peer: Peer,
+        job: ReceiveJob,
         message: wire.Accepted
         | wire.Prefilled
         | wire.KVGranted
@@ -423,18 +341,18 @@ class KVConsumer:
         else:
             self._read(peer, job, message, now_s)
 
-    def _end_when_placed(self, peer: _Peer, job: _Job, now_s: float) -> None:
+    def _end_when_placed(self, peer: Peer, job: ReceiveJob, now_s: float) -> None:
         if job.is_reading:
             return
         if isinstance(job.last, wire.Prefilled):
             last = job.last
             job.num_bytes = last.num_bytes
             done = events.TransferDone(job.take.job, job.take.num_tokens, last.token_id, last.logprobs, last.num_cached)
-            self._check(peer, job, last.digest, done, now_s)
+            self._prove(peer, job, last.digest, done, now_s)
         elif job.last is not None:
             self._read_ended(peer, job, has_succeeded=True, now_s=now_s)
 
-    def _read(self, peer: _Peer, job: _Job, granted: wire.KVGranted, now_s: float) -> None:
+    def _read(self, peer: Peer, job: ReceiveJob, granted: wire.KVGranted, now_s: float) -> None:
         take, rate = job.take, peer.bytes_per_s.per_s
         end = min(granted.num_tokens, take.num_tokens)
         first = take.first_token - take.first_token % self._layout.page_size
@@ -483,7 +401,7 @@ class KVConsumer:
                 return Motions(motions, has_failed=True)  # the first one goes on
         return Motions(motions) if motions else None
 
-    def _fail_transport(self, peer: _Peer, job: _Job, message: str, *, is_settled: bool) -> None:
+    def _fail_transport(self, peer: Peer, job: ReceiveJob, message: str, *, is_settled: bool) -> None:
         """Ends a job after a failure of the transport, and has the next job connect anew.
 
         The release is sent first, because a peer without jobs is dropped with its connection.
@@ -503,17 +421,17 @@ class KVConsumer:
                 slot = self._slots[area].take()
                 if slot is None:
                     return
-                job.receive_slots[slot_request.serial] = _ReceiveSlot(area, slot)
+                job.receive_slots[slot_request.serial] = ReceiveSlot(area, slot)
                 self._send(peer, wire.SlotGranted(job.take.job, slot_request.serial, slot))
             requests.popleft()
 
-    def _free(self, job: _Job, serial: int) -> None:
+    def _free(self, job: ReceiveJob, serial: int) -> None:
         """Frees a slot that the producer no longer writes to, and lends it to the next job."""
         if (receive_slot := job.receive_slots.pop(serial, None)) is not None:
             self._slots[receive_slot.area].free(receive_slot.slot)
             self._grant_slots(receive_slot.area)
 
-    def _place(self, peer: _Peer, job: _Job, written: wire.Written) -> None:
+    def _place(self, peer: Peer, job: ReceiveJob, written: wire.Written) -> None:
         """Begins to copy a written slot into the job's pages. It only frees the slot if the job has been given up."""
         receive_slot = job.receive_slots.get(written.serial)
         if receive_slot is None or receive_slot.placing is not None:
@@ -543,31 +461,31 @@ class KVConsumer:
 
     # -- Ends
 
-    def _check(self, peer: _Peer, job: _Job, expected: int, done: events.TransferDone, now_s: float) -> None:
+    def _prove(self, peer: Peer, job: ReceiveJob, expected: int, done: events.TransferDone, now_s: float) -> None:
         """Begins to prove what has arrived, of which nothing is written any more."""
         take = job.take
         spans = [Span(take.pages, [], take.first_token, done.num_tokens)]
         if take.state_slot is not None:
             spans.append(state_span(take.state_slot, None))
         digest = DigestSum([self._transport.digest(span) for span in spans])
-        job.check = _Check(digest, expected, done)
-        self._look_at_check(peer, job, job.check, now_s)
+        job.proof = Proof(digest, expected, done)
+        self._look_at_proof(peer, job, job.proof, now_s)
 
-    def _look_at_check(self, peer: _Peer, job: _Job, check: _Check, now_s: float) -> None:
-        match check.digest.progress():
+    def _look_at_proof(self, peer: Peer, job: ReceiveJob, proof: Proof, now_s: float) -> None:
+        match proof.digest.progress():
             case "failed":
-                job.check = None
+                job.proof = None
                 self._fail(peer, job, FAULT, "the digest of what has arrived cannot be computed", is_settled=True)
-            case "done" if check.digest.value == check.expected:
-                job.check = None
-                self._succeed(peer, job, check.done, now_s)
+            case "done" if proof.digest.value == proof.expected:
+                job.proof = None
+                self._succeed(peer, job, proof.done, now_s)
             case "done":
-                job.check = None
+                job.proof = None
                 self._trust.mismatch(peer.address, "" if peer.party is None else peer.party.engine_id)
                 message = f"what {peer.address} has sent did not arrive as it was computed"
                 self._fail(peer, job, "mismatch", message, is_settled=True)
 
-    def _succeed(self, peer: _Peer, job: _Job, done: events.TransferDone, now_s: float) -> None:
+    def _succeed(self, peer: Peer, job: ReceiveJob, done: events.TransferDone, now_s: float) -> None:
         counters, seconds = self._counters, now_s - job.started_s
         counters.received += 1
         counters.received_bytes += job.num_bytes
@@ -578,31 +496,31 @@ class KVConsumer:
         self._report(done)
         self._settle(peer, job)
 
-    def _fail(self, peer: _Peer, job: _Job, reason: str, message: str, *, is_settled: bool) -> None:
+    def _fail(self, peer: Peer, job: ReceiveJob, reason: str, message: str, *, is_settled: bool) -> None:
         if job.stage != "given_up":
-            job.stage, job.check = "given_up", None
+            job.stage, job.proof = "given_up", None
             self._counters.fallbacks[reason] += 1
             self._report(events.TransferFailed(job.take.job, reason, message))
         if is_settled:
             self._settle_when_still(peer, job)
 
-    def _give_up(self, peer: _Peer, job: _Job) -> None:
+    def _give_up(self, peer: Peer, job: ReceiveJob) -> None:
         """Requests that the producer stops a job. Its writes may arrive until it reports that it has stopped."""
         was_requested = job.stage != "connecting"
-        job.stage, job.check = "given_up", None
+        job.stage, job.proof = "given_up", None
         if not was_requested:
             self._settle(peer, job)
         elif job.motion is None:
             self._send(peer, wire.Release([job.take.job]))
 
-    def _settle_when_still(self, peer: _Peer, job: _Job) -> None:
+    def _settle_when_still(self, peer: Peer, job: ReceiveJob) -> None:
         """Settles a job to which the producer writes no more, as soon as no read of this engine is in flight either."""
         if job.is_reading:
             job.settles_s = 0.0
         else:
             self._settle(peer, job)
 
-    def _settle(self, peer: _Peer, job: _Job) -> None:
+    def _settle(self, peer: Peer, job: ReceiveJob) -> None:
         for serial in list(job.receive_slots):
             self._free(job, serial)
         if peer.jobs.pop(job.take.job, None) is not None:
@@ -610,26 +528,26 @@ class KVConsumer:
         if not peer.jobs and (peer.is_broken or self._peers.get(peer.address) is not peer):
             self._drop(peer)
 
-    def _lose(self, peer: _Peer, now_s: float) -> None:
+    def _lose(self, peer: Peer, now_s: float) -> None:
         """Handles the end of a peer's connection: its process has ended, or its host is cut off."""
         for job in list(peer.jobs.values()):
             job.settles_s = now_s + _LOST_S
             self._fail(peer, job, "peer_lost", f"{peer.address} is gone", is_settled=False)
         self._drop(peer)
 
-    def _drop(self, peer: _Peer) -> None:
+    def _drop(self, peer: Peer) -> None:
         """Closes the connection to a peer, so that the next job connects anew."""
         self._retire(peer)
         self._close(peer)
 
-    def _retire(self, peer: _Peer) -> None:
+    def _retire(self, peer: Peer) -> None:
         """Gives no new jobs to this connection, which stays open until its jobs are settled."""
         if self._peers.get(peer.address) is peer:
             del self._peers[peer.address]
             if peer.jobs:
                 self._retired.append(peer)
 
-    def _close(self, peer: _Peer) -> None:
+    def _close(self, peer: Peer) -> None:
         if peer.socket.closed:
             return
         self._poller.unregister(peer.socket)
@@ -655,16 +573,16 @@ class KVConsumer:
                     self._send(peer, wire.Renew(waiting, self._limits.lease_s))
         self._retired = [peer for peer in self._retired if peer.jobs]
 
-    def _end_faulty(self, peer: _Peer, job: _Job) -> None:
+    def _end_faulty(self, peer: Peer, job: ReceiveJob) -> None:
         """Ends a job after an exception. Its pages stay pinned until its peer reports that it writes no more."""
-        job.motion = job.check = None
+        job.motion = job.proof = None
         for receive_slot in job.receive_slots.values():
             receive_slot.placing = None
         peer.is_broken = True
         self._fail(peer, job, FAULT, "this engine's KV transfer has a fault; its log says which", is_settled=False)
         self._send(peer, wire.Release([job.take.job]))
 
-    def _look_at(self, peer: _Peer, job: _Job, now_s: float) -> None:
+    def _look_at(self, peer: Peer, job: ReceiveJob, now_s: float) -> None:
         for serial, receive_slot in list(job.receive_slots.items()):
             if receive_slot.placing is not None and (found := receive_slot.placing.progress()) != "busy":
                 self._free(job, serial)
@@ -675,8 +593,8 @@ class KVConsumer:
             job.motion = None
             if progress == "failed" or job.stage == "given_up" or job.last is not None or not job.awaits_written:
                 self._read_ended(peer, job, has_succeeded=progress == "done", now_s=now_s)
-        elif job.check is not None:
-            self._look_at_check(peer, job, job.check, now_s)
+        elif job.proof is not None:
+            self._look_at_proof(peer, job, job.proof, now_s)
         elif job.settles_s is not None and not job.is_reading and now_s >= job.settles_s:
             self._settle(peer, job)
         elif job.last is not None and not job.is_reading and job.stage != "given_up":
@@ -692,7 +610,7 @@ class KVConsumer:
             if was == "connecting":
                 self._drop(peer)
 
-    def _read_ended(self, peer: _Peer, job: _Job, *, has_succeeded: bool, now_s: float) -> None:
+    def _read_ended(self, peer: Peer, job: ReceiveJob, *, has_succeeded: bool, now_s: float) -> None:
         is_settled = job.last is not None or not job.awaits_written
         if job.stage != "given_up" and not has_succeeded:
             self._fail_transport(peer, job, "a read from the other engine has failed", is_settled=is_settled)
@@ -707,7 +625,7 @@ class KVConsumer:
         else:
             peer.bytes_per_s.add(job.num_bytes, now_s - job.started_s)
             peer.refused_fetches = 0
-            self._check(peer, job, job.granted_digest, events.TransferDone(job.take.job, job.granted_tokens), now_s)
+            self._prove(peer, job, job.granted_digest, events.TransferDone(job.take.job, job.granted_tokens), now_s)
 
     def close(self) -> None:
         """Closes all connections."""

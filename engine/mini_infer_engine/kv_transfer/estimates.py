@@ -14,6 +14,14 @@ measured again.
 
 
 @dataclass(slots=True)
+class Load:
+    """The core's last report of its load, from which consumers estimate times."""
+
+    queued_tokens: int = 0
+    prefill_tokens_per_s: float = 0.0
+
+
+@dataclass(slots=True)
 class RateMeter:
     """A recent rate per second: an exponential average in which long measurements count no more than short ones."""
 

@@ -6,27 +6,32 @@ sockets nor the scheduler. Messages of peers are checked, and an exception costs
 
 import itertools
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from mini_infer_engine.core.faults import FaultLog
 from mini_infer_engine.core.guarded_connector import FAULT
-from mini_infer_engine.kv_transfer.estimates import RateMeter
+from mini_infer_engine.kv_transfer.estimates import Load, RateMeter
 from mini_infer_engine.kv_transfer.layout import KVLayout, Span, alignment, state_span
+from mini_infer_engine.kv_transfer.producer_jobs import (
+    ConsumerChannel,
+    EndingRead,
+    PageWrite,
+    PrefillJob,
+    ReadJob,
+    Send,
+)
 from mini_infer_engine.kv_transfer.protocol import events, wire
 from mini_infer_engine.kv_transfer.protocol.handshake import handshake_refusal
 from mini_infer_engine.kv_transfer.protocol.leases import LeaseTable
 from mini_infer_engine.kv_transfer.protocol.message_checks import kv_request_fault, prefill_request_fault
 from mini_infer_engine.kv_transfer.staging.staged_write import StagedWrite
-from mini_infer_engine.kv_transfer.staging_slots import SEND_SLOTS, Area, Slots, chunks
+from mini_infer_engine.kv_transfer.staging_slots import SEND_SLOTS, Area, Slots
 from mini_infer_engine.kv_transfer.stats import Counters
 from mini_infer_engine.kv_transfer.token_digests import MODULUS
 from mini_infer_engine.kv_transfer.transport import (
     Digest,
     DigestSum,
     KnownDigest,
-    Motion,
     Progress,
     Transport,
     TransportError,
@@ -37,110 +42,6 @@ MAX_OPEN_JOBS = 4096
 MAX_PEERS = 1024
 """The most engines that may be connected. Those without open jobs are forgotten first; they have to send `Hello` again.
 """
-
-Send = Callable[[bytes, wire.FromProducer], None]
-"""Sends a message to a peer, which is given by its identity at the ROUTER."""
-
-
-@dataclass(slots=True)
-class Load:
-    """The core's last report of its load, from which consumers estimate times."""
-
-    queued_tokens: int = 0
-    prefill_tokens_per_s: float = 0.0
-
-
-@dataclass(slots=True)
-class _Prefill:
-    peer: bytes
-    job: int
-    pages: list[int]
-    """The consumer's pages."""
-    state_slot: int | None
-    """The consumer's slot for the recurrent state; None if the model has none."""
-    write: "_Write | None" = None
-    """The write in flight. There is one at a time, so that writes end in order."""
-    waiting: deque[events.Send] = field(default_factory=deque)
-    """Tokens of which not all layers are being written. The first may wait for layers that are still being computed."""
-    next_layer: int = 0
-    """The next layer to write of the first entry of `waiting`."""
-    end: events.SendEnd | None = None
-    is_active: bool = True
-    final_message: wire.FromProducer | None = None
-    """The last message to the consumer of a failed or cancelled job. It is sent once nothing is written any more."""
-    num_bytes: int = 0
-    digest: int = 0
-    """The sum of the digests of all that was written."""
-
-
-@dataclass(slots=True)
-class _Write:
-    give: events.Send
-    motion: Motion
-    started_s: float
-    ends_give: bool
-    """True if it writes the last layers of its `give`."""
-    digest: Digest | None = None
-    """The digest of its `give`, once all layers of that are computed."""
-
-
-@dataclass(slots=True)
-class _Read:
-    peer: bytes
-    job: int
-    lease_s: float
-    first_token: int
-    num_tokens: int
-    staged: list[StagedWrite] = field(default_factory=list)
-    """Staged writes to the consumer that have not ended. What else was granted the consumer reads from pool to pool."""
-    digested: "tuple[events.Grant, Digest] | None" = None
-    """The core's grant, while its digest is computed: the consumer is told of both."""
-
-
-@dataclass(slots=True)
-class _Ending:
-    """The rest of a read that has ended while staged writes of it are still in flight."""
-
-    peer: bytes
-    job: int
-    staged: list[StagedWrite]
-    is_released: bool = False
-    """True if the consumer waits for `Released`."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Channel:
-    """Implements `staged_write.Channel` for one job of one consumer."""
-
-    peer: bytes
-    job: int
-    party: wire.Party
-    area: Area
-    slot_bytes: int
-    transport: Transport
-    layout: KVLayout
-    send: Send
-
-    def divide(self, span: Span) -> list[Span]:
-        """Divides a span into chunks of the size of a slot."""
-        return chunks(self.layout.of(span.pool), self.party.layout.of(span.pool), span, self.slot_bytes)
-
-    def stage(self, slot: int, part: Span) -> Motion:
-        """Gathers a part into a slot of our staging buffer."""
-        return self.transport.stage(self.party.engine_id, self.area, slot, part)
-
-    def request_slot(self, serial: int) -> None:
-        """Sends `SlotRequested`."""
-        self.send(self.peer, wire.SlotRequested(self.job, serial, self.area))
-
-    def write(self, slot: int, their_slot: int, part: Span) -> Motion:
-        """Writes a filled slot to the consumer's slot."""
-        return self.transport.push(self.party.engine_id, self.area, slot, their_slot, part)
-
-    def report_written(self, serial: int, part: Span) -> None:
-        """Sends `Written`."""
-        assert part.layers is not None
-        self.send(self.peer, wire.Written(self.job, serial, part.begin, part.end, part.layers, part.pool))
 
 
 class KVProducer:
@@ -163,9 +64,9 @@ class KVProducer:
         self._party, self._transport, self._layout = party, transport, layout
         self._send, self._report, self._counters = send, report, counters
         self._peers: dict[bytes, wire.Party] = {}
-        self._prefills: dict[str, _Prefill] = {}
-        self._reads: dict[str, _Read] = {}
-        self._endings: dict[str, _Ending] = {}
+        self._prefills: dict[str, PrefillJob] = {}
+        self._reads: dict[str, ReadJob] = {}
+        self._endings: dict[str, EndingRead] = {}
         self._leases: LeaseTable[str] = LeaseTable()
         self._rate = RateMeter()
         self._slots: dict[Area, Slots] = {"device": Slots(SEND_SLOTS), "host": Slots(SEND_SLOTS)}
@@ -291,7 +192,7 @@ class KVProducer:
         if self._refuses(peer, requested.job, prefill_request_fault(requested, self._peers[peer].layout)):
             return
         queued = self.load.queued_tokens + sum(self._requested_tokens.values())
-        self._prefills[key] = _Prefill(peer, requested.job, requested.pages, requested.state_slot)
+        self._prefills[key] = PrefillJob(peer, requested.job, requested.pages, requested.state_slot)
         self._requested_tokens[key] = tokens
         self._leases.open(key, now_s, requested.lease_s)
         step = alignment(self._layout, self._peers[peer].layout)
@@ -302,7 +203,7 @@ class KVProducer:
         key = _key(peer, requested.job)
         if self._is_open(key) or self._refuses(peer, requested.job, kv_request_fault(requested)):
             return
-        self._reads[key] = _Read(
+        self._reads[key] = ReadJob(
             peer, requested.job, requested.lease_s, requested.first_token, len(requested.token_ids)
         )
         self._leases.open(key, now_s, requested.lease_s)
@@ -329,7 +230,7 @@ class KVProducer:
 
     def _end_read(self, key: str) -> None:
         """Ends a read that has finished, was cancelled, or whose lease has expired. Staged writes in flight go on as an
-        `_Ending`.
+        `EndingRead`.
         """
         read = self._reads.pop(key, None)
         if read is not None:
@@ -337,7 +238,7 @@ class KVProducer:
                 staged.abandon()
             busy = [staged for staged in read.staged if staged.progress() == "busy"]
             if busy:
-                self._endings[key] = _Ending(read.peer, read.job, busy)
+                self._endings[key] = EndingRead(read.peer, read.job, busy)
             self._report(events.JobEnded(key))
 
     def _grant_slot(self, key: str, grant_of_slot: wire.SlotGranted) -> None:
@@ -347,7 +248,7 @@ class KVProducer:
         for staged in [] if read is None else read.staged:
             staged.grant_slot(grant_of_slot.serial, grant_of_slot.slot)
 
-    def _give_up(self, key: str, prefill: _Prefill, final_message: wire.FromProducer) -> None:
+    def _give_up(self, key: str, prefill: PrefillJob, final_message: wire.FromProducer) -> None:
         """Cancels a prefill. A write in flight ends by itself, and `final_message` are sent after it."""
         prefill.final_message = final_message
         if prefill.is_active:
@@ -365,7 +266,7 @@ class KVProducer:
             prefill.waiting.clear()
         self._settle(key, prefill)
 
-    def _settle(self, key: str, prefill: _Prefill) -> None:
+    def _settle(self, key: str, prefill: PrefillJob) -> None:
         if prefill.final_message is not None and prefill.write is None:
             del self._prefills[key]
             self._send(prefill.peer, prefill.final_message)
@@ -390,10 +291,10 @@ class KVProducer:
             if job is not None:
                 self._end_faulty(command.key, job)
 
-    def _end_faulty(self, key: str, job: "_Prefill | _Read") -> None:
+    def _end_faulty(self, key: str, job: "PrefillJob | ReadJob") -> None:
         """Ends a job after an exception. A write whose state cannot be polled any more counts as ended."""
-        write = job.write if isinstance(job, _Prefill) else None
-        if isinstance(job, _Prefill) and write is not None and not self._ends_by_itself(job, write):
+        write = job.write if isinstance(job, PrefillJob) else None
+        if isinstance(job, PrefillJob) and write is not None and not self._ends_by_itself(job, write):
             self._report(events.SendDone(key, write.give.serial))
             if not write.ends_give and job.waiting:
                 job.waiting.popleft()
@@ -401,7 +302,7 @@ class KVProducer:
         self._fail(key, job.peer, job.job)
 
     @staticmethod
-    def _ends_by_itself(prefill: _Prefill, write: _Write) -> bool:
+    def _ends_by_itself(prefill: PrefillJob, write: PageWrite) -> bool:
         """Returns True if the write is staged and not abandoned yet, so that its slots have to be freed."""
         return prefill.is_active and isinstance(write.motion, StagedWrite)
 
@@ -414,7 +315,7 @@ class KVProducer:
         prefill.waiting.append(give)
         self._begin_next(give.key, prefill)
 
-    def _begin_next(self, key: str, prefill: _Prefill) -> None:
+    def _begin_next(self, key: str, prefill: PrefillJob) -> None:
         if prefill.write is not None or not prefill.waiting:
             return
         give, party = prefill.waiting[0], self._peers.get(prefill.peer)
@@ -433,13 +334,13 @@ class KVProducer:
             self._peers.pop(prefill.peer, None)  # it is to greet again: then it is connected anew
             self._give_up(key, prefill, wire.Failed(prefill.job, "transport", str(error)))
             return
-        prefill.write = _Write(give, motion, time.monotonic(), self._has_begun(prefill, span), digest)
+        prefill.write = PageWrite(give, motion, time.monotonic(), self._has_begun(prefill, span), digest)
 
     def _digest(self, party: wire.Party, give: events.Send) -> Digest:
         """Begins to compute the digest of all layers of an entry of `waiting`, as its consumer should have them."""
         return self._transport.digest(Span(give.pages, [], give.begin, give.end, pool=give.pool), party.layout)
 
-    def _computed(self, prefill: _Prefill, give: events.Send) -> Span | None:
+    def _computed(self, prefill: PrefillJob, give: events.Send) -> Span | None:
         """Returns the computed layers of the first entry of `waiting` that are not in flight yet, or None if there are
         none.
         """
@@ -456,7 +357,7 @@ class KVProducer:
         """Returns True if the span contains the last layer of its `Send`."""
         return span.layers is None or span.layers[1] == self._layout.num_layers
 
-    def _has_begun(self, prefill: _Prefill, span: Span) -> bool:
+    def _has_begun(self, prefill: PrefillJob, span: Span) -> bool:
         """Advances `next_layer` behind a write that has begun. Returns True if it is the last one of the first entry of
         `waiting`, which is then removed.
         """
@@ -466,7 +367,7 @@ class KVProducer:
             prefill.waiting.popleft()
         return is_last
 
-    def _add_layers(self, prefill: _Prefill, write: _Write, staged: StagedWrite) -> None:
+    def _add_layers(self, prefill: PrefillJob, write: PageWrite, staged: StagedWrite) -> None:
         """Adds layers that have been computed meanwhile to a staged write, so that they need not wait for its end.
 
         A staged write that has ended before them was faster than the computation: the next layers get a write of their
@@ -484,7 +385,7 @@ class KVProducer:
         if area is None:
             return None
         slot_bytes = self._transport.slot_bytes(party.engine_id, area, span.pool)
-        channel = _Channel(peer, job, party, area, slot_bytes, self._transport, self._layout, self._send)
+        channel = ConsumerChannel(peer, job, party, area, slot_bytes, self._transport, self._layout, self._send)
         try:
             return StagedWrite(span, channel, self._slots[area], self._serials)
         except ValueError as error:
@@ -520,12 +421,12 @@ class KVProducer:
         else:
             self._look_at_grant(grant.key, read)
 
-    def _end_grant(self, grant: events.Grant, read: _Read, error: Exception) -> None:
+    def _end_grant(self, grant: events.Grant, read: ReadJob, error: Exception) -> None:
         if not isinstance(error, TransportError):
             self._faults.record("granting another engine a read", error)
         self._fail_read(grant.key, read, str(error))
 
-    def _digest_of_grant(self, read: _Read, grant: events.Grant) -> Digest:
+    def _digest_of_grant(self, read: ReadJob, grant: events.Grant) -> Digest:
         """Begins to compute the digest of what the consumer will read of a grant."""
         party, end = self._party_of(read.peer), min(grant.num_tokens, read.num_tokens)
         if end <= read.first_token:
@@ -541,7 +442,7 @@ class KVProducer:
             raise TransportError("its engine has restarted")
         return party
 
-    def _look_at_grant(self, key: str, read: _Read) -> None:
+    def _look_at_grant(self, key: str, read: ReadJob) -> None:
         """Tells the consumer of a grant once its digest is known."""
         if read.digested is None:
             return
@@ -553,7 +454,7 @@ class KVProducer:
             case "failed":
                 self._fail_read(key, read, "the digest of what was granted cannot be computed")
 
-    def _send_grant(self, key: str, read: _Read, grant: events.Grant, digest: int) -> None:
+    def _send_grant(self, key: str, read: ReadJob, grant: events.Grant, digest: int) -> None:
         end = min(grant.num_tokens, read.num_tokens)
         pages = state = None
         try:
@@ -580,7 +481,7 @@ class KVProducer:
         )
         self._send(read.peer, granted)
 
-    def _fail_read(self, key: str, read: _Read, message: str, reason: str = "transport") -> None:
+    def _fail_read(self, key: str, read: ReadJob, message: str, reason: str = "transport") -> None:
         self._leases.close(key)
         self._end_read(key)
         self._send(read.peer, wire.Failed(read.job, reason, message))
@@ -589,7 +490,7 @@ class KVProducer:
 
     def advance(self, now_s: float) -> None:
         """Polls transfers in flight, and expires leases."""
-        jobs: list[tuple[str, _Prefill | _Read]] = [*self._prefills.items(), *self._reads.items()]
+        jobs: list[tuple[str, PrefillJob | ReadJob]] = [*self._prefills.items(), *self._reads.items()]
         for key, job in jobs:
             try:
                 self._look_at_job(key, job, now_s)
@@ -609,15 +510,15 @@ class KVProducer:
             else:
                 self._end_read(key)
 
-    def _is_over(self, ending: _Ending) -> bool:
+    def _is_over(self, ending: EndingRead) -> bool:
         try:
             return all(staged.progress() != "busy" for staged in ending.staged)
         except Exception as error:
             self._faults.record("the end of a transfer to another engine", error)
             return True
 
-    def _look_at_job(self, key: str, job: "_Prefill | _Read", now_s: float) -> None:
-        if isinstance(job, _Read):
+    def _look_at_job(self, key: str, job: "PrefillJob | ReadJob", now_s: float) -> None:
+        if isinstance(job, ReadJob):
             self._look_at_grant(key, job)
             if job.staged:
                 self._look_at_read(key, job)
@@ -626,7 +527,7 @@ class KVProducer:
         elif job.waiting:
             self._begin_next(key, job)
 
-    def _look_at_read(self, key: str, read: _Read) -> None:
+    def _look_at_read(self, key: str, read: ReadJob) -> None:
         for staged in list(read.staged):
             match staged.progress():
                 case "done":
@@ -639,7 +540,7 @@ class KVProducer:
         if not read.staged:
             self._send(read.peer, wire.AllWritten(read.job))
 
-    def _look_at(self, key: str, prefill: _Prefill, write: _Write, now_s: float) -> None:
+    def _look_at(self, key: str, prefill: PrefillJob, write: PageWrite, now_s: float) -> None:
         progress = write.motion.progress()
         if progress == "busy":
             if prefill.is_active and isinstance(write.motion, StagedWrite):
@@ -668,14 +569,14 @@ class KVProducer:
             self._begin_next(key, prefill)
             self._finish(key, prefill)
 
-    def _look_at_digest(self, prefill: _Prefill, write: _Write) -> Progress:
+    def _look_at_digest(self, prefill: PrefillJob, write: PageWrite) -> Progress:
         """Polls the digest of a write that has ended, which may have to begin: layers were added to the write."""
         party = self._peers.get(prefill.peer)
         if write.digest is None and party is not None:
             write.digest = self._digest(party, write.give)
         return "failed" if write.digest is None else write.digest.progress()
 
-    def _finish(self, key: str, prefill: _Prefill) -> None:
+    def _finish(self, key: str, prefill: PrefillJob) -> None:
         """Sends `Prefilled` once the last byte has been written and the token is known."""
         if prefill.end is None or prefill.write is not None or prefill.waiting or not prefill.is_active:
             return

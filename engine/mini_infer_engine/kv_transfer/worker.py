@@ -22,9 +22,11 @@ from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_engine.core.faults import FaultLog
 from mini_infer_engine.core.guarded_connector import FAULT
 from mini_infer_engine.core.kv_transfer import KVTransferStats
-from mini_infer_engine.kv_transfer.consumer import KVConsumer, KVConsumerLimits
+from mini_infer_engine.kv_transfer.consumer import KVConsumer
+from mini_infer_engine.kv_transfer.consumer_jobs import KVConsumerLimits
+from mini_infer_engine.kv_transfer.estimates import Load
 from mini_infer_engine.kv_transfer.layout import KVMemory
-from mini_infer_engine.kv_transfer.producer import KVProducer, Load
+from mini_infer_engine.kv_transfer.producer import KVProducer
 from mini_infer_engine.kv_transfer.protocol import events, wire
 from mini_infer_engine.kv_transfer.stats import Counters
 from mini_infer_engine.kv_transfer.transport import BUSY_S, TEND_S, Transport

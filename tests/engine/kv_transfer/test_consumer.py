@@ -8,9 +8,10 @@ import pytest
 import zmq
 
 from mini_infer_engine.core.request import KVSource, Request, SamplingParams
-from mini_infer_engine.kv_transfer.consumer import KVConsumer, KVConsumerLimits
+from mini_infer_engine.kv_transfer.consumer import KVConsumer
+from mini_infer_engine.kv_transfer.consumer_jobs import KVConsumerLimits
+from mini_infer_engine.kv_transfer.estimates import Load
 from mini_infer_engine.kv_transfer.layout import KVLayout, Span
-from mini_infer_engine.kv_transfer.producer import Load
 from mini_infer_engine.kv_transfer.protocol import events, wire
 from mini_infer_engine.kv_transfer.staging_slots import RECEIVE_SLOTS, Area
 from mini_infer_engine.kv_transfer.stats import Counters
