@@ -192,7 +192,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_swap_memory: Annotated[int, _batching(unit="SIZE", low=0, is_size=True, default_text="0, which is off")] = 0
     """Main memory for pages of preempted sequences, used where copying costs less than recomputing."""
     kv_selection: Annotated[Literal["none", "quest"], _batching()] = "none"
-    """What a decode attends to; quest: in all but two layers only those pages whose keys may match its query best."""
+    """Pages that a decode attends to; quest: in all but two layers only those whose keys may match its query best."""
     kv_selection_budget: Annotated[int | None, _batching(unit="TOKENS", low=64, default_text="4096")] = None
     """Tokens in the pages that a decode attends to with --kv-selection quest, a multiple of --page-size."""
     kv_host_memory: Annotated[

@@ -23,7 +23,7 @@ PIECE_BYTES = 64 << 10
 """Longest part of a whole response that is written to a connection at once."""
 STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 UNBUFFERED_STREAM_HEADERS: Headers = [*STREAM_HEADERS, (b"x-accel-buffering", b"no")]
-"""With the header by which nginx sends each piece on at once."""
+"""`STREAM_HEADERS` and the header by which nginx sends each piece on at once."""
 KEEPALIVE_COMMENT = b": waiting\n\n"
 """Sent in an event stream whose first token takes long, for proxies that cut silent connections; clients skip it."""
 

@@ -29,7 +29,7 @@ class Launch(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     pages: dict[int, list[int]] = {}
     """Pages that are appended to slots sent as a number, in the first KV group."""
     more_pages: dict[int, list[list[int]]] = {}
-    """The same pages in each of the other KV groups."""
+    """Appended pages in each of the other KV groups."""
     transfers: Transfers | None = None
     waits_for_masks: bool = False
     encoder: EncoderWork | None = None

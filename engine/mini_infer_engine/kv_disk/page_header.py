@@ -21,7 +21,7 @@ class _Content(msgspec.Struct, array_like=True):
     digest: int
     parent: bytes | None
     keys: bytes
-    """Those of the page's blocks, or the key of a part of a recurrent state, which has no tokens."""
+    """The keys of the page's blocks, or the key of a part of a recurrent state, which has no tokens."""
     tokens: bytes
     salt: str
     group: int

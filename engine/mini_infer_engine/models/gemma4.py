@@ -257,7 +257,7 @@ class Gemma4ForCausalLM(DecoderModel):
         return super().is_unused(checkpoint_name)
 
     def finish_loading(self, max_positions: int) -> None:
-        """Also lends the norms of keys to the layers that share these."""
+        """Finishes as other decoders do, and lends the norms of keys to the layers that share these."""
         blocks = [layer.self_attn for layer in self.layers]
         for block in blocks:
             assert isinstance(block, Gemma4Attention)

@@ -13,7 +13,7 @@ class MtpNames:
     decoder_layer: str
     """The place of the decoder layer under the prefix."""
     parts: Mapping[str, str]
-    """The other parts under the prefix, by their names in `mtp.MtpModel`."""
+    """Parts under the prefix beside the layer, by their names in `mtp.MtpModel`."""
     feeds_normed_back: bool
     """True if the output after the norm is the hidden state for the next token, False if the one before it is."""
 

@@ -52,9 +52,9 @@ class Scaling(ApiModel):
     planner then leaves alone. Planner if left out.
     """
     targets: ScalingTargets | None = None
-    """What requests shall keep."""
+    """Latencies or tokens in flight that requests shall keep."""
     windows: ScalingWindows | None = None
-    """How long a need must last."""
+    """Seconds that a need must last before engines are added or removed."""
 
     @property
     def is_planned(self) -> bool:

@@ -30,13 +30,13 @@ class Running:
     rows_now: float = 0.0
     """Engines for the time between tokens, by the latest sample alone."""
     rows: float = 0.0
-    """The same without what chance explains."""
+    """Engines for the time between tokens, without what chance explains."""
     tokens_now: float = 0.0
     """Engines for the tokens in flight, by the latest sample alone; 0 without such a target."""
     tokens: float = 0.0
-    """The same without what chance explains, and with the margin of a forecast."""
+    """Engines for the tokens in flight, without what chance explains and with the margin of a forecast."""
     tokens_lasting: float = 0.0
-    """The same without short peaks, for which engines stay."""
+    """Engines for the tokens in flight without short peaks, for which engines stay."""
     row_history: History = NO_HISTORY
     token_history: History = NO_HISTORY
     margin: Margin = NO_MARGIN

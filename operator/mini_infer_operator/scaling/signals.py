@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EngineRates:
-    """How fast one engine of the service is, as measured lately."""
+    """The speed of one engine of the service, as measured lately."""
 
     prefill_tokens_per_s: float = 20_000.0
     """Prompt tokens that it computes a second while it computes nothing else."""
@@ -20,7 +20,7 @@ class Sample:
     """The load of one service over the seconds since the sample before."""
 
     at_s: float
-    """On any monotonic clock."""
+    """Seconds of any monotonic clock."""
     prompt_tokens_per_s: float = 0.0
     """Prompt tokens of arriving requests that no engine has cached."""
     output_tokens_per_s: float = 0.0

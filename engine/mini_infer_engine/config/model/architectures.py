@@ -101,7 +101,7 @@ TEXT_PARTS = {
 `vision.FAMILIES` names those whose images are served, too.
 """
 _FLAT = ("Qwen2_5_VLForConditionalGeneration",)
-"""Those of them whose older files have no `text_config`: its fields stand beside `vision_config`."""
+"""Architectures among them whose older files have no `text_config`: its fields stand beside `vision_config`."""
 _SAME_FAMILY = 5
 """Letters with which names of one family begin alike, such as granite and granitemoe."""
 _SHARED_FIELDS = ("dtype", "torch_dtype", "eos_token_id", "bos_token_id", "quantization_config", "quantization")

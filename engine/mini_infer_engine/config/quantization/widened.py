@@ -21,7 +21,7 @@ class WidenedForm:
     group_size: int = 0
     """Columns of a row that share a scale and a bias, in MLX's form."""
     group_sizes: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """Those of layers that differ, by the checkpoint's names of the layers."""
+    """Group sizes of layers that differ, by the checkpoint's names of the layers."""
 
 
 def widened_form(fields: Fields) -> WidenedForm | None:

@@ -118,7 +118,7 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Where the tensors of one checkpoint go."""
+    """The parameters into which the tensors of one checkpoint go."""
 
     renamed: Mapping[str, str]
     """Parameters by the checkpoint's names."""

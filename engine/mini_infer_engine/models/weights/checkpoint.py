@@ -26,7 +26,7 @@ class StoredTensor:
     stored_as: str = ""
     """The file's own name of the tensor, if it differs."""
     encoded_bytes: int | None = None
-    """Its bytes in the file; None: those of shape and dtype."""
+    """Bytes of the tensor in the file; None: those of shape and dtype."""
     begin: int | None = None
     """Offset of its first byte in the file; None if it is not stored as it is read."""
 

@@ -15,7 +15,7 @@ class StateStep:
     """A row of one token."""
 
     token: int
-    """Its place in the pass."""
+    """The row's place among the tokens of the pass."""
     source: int | None
     """The slot of the state before it; None: it is the first of its sequence."""
     target: int

@@ -48,7 +48,7 @@ class DecodeAnswer(msgspec.Struct):
     num_bytes: int = 0
     """Bytes of the values that follow."""
     error: str = ""
-    """Why the image is refused; "" if it is not."""
+    """The reason why the image is refused; "" if it is not."""
 
 
 def main() -> None:

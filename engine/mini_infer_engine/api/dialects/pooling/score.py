@@ -27,10 +27,10 @@ class ScoreRequest(PoolingBody, kw_only=True):
     text_1: Any = None
     text_2: Any = None
     data_1: Any = None
-    """The same as `text_1`."""
+    """Another name of `text_1`."""
     data_2: Any = None
     queries: Any = None
-    """The same as `text_1`."""
+    """Another name of `text_1`."""
     documents: Any = None
     items: Any = None
 
