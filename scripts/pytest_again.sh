@@ -13,7 +13,7 @@ rm -f "$failed"
 "$python" -m pytest "$@" && exit || status=$?
 if [ "$status" != 1 ]; then exit "$status"; fi # 1: tests failed; more: pytest itself did, or was ended
 echo "=== once more, alone: what failed"
-found=$("$python" -c 'import json, sys; print(*json.load(open(sys.argv[1])), sep="\n")' "$failed")
+found=$("$python" "$(dirname "$0")/failed_tests.py" "$cache")
 "$python" -m pytest "$@" --last-failed --last-failed-no-failures none -n 0 --maxfail 1
 echo "$found" >>"$names"
 echo "=== needed a second run, and is to be mended"

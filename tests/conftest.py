@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.setup_errors import SetupErrors
 from tests.support.turns import COSTS, cpu_seconds, left_out, read_costs
 
 ROOT = Path(__file__).parents[1]
@@ -94,6 +95,10 @@ def begun_elsewhere(files: list[str], worker: int, workers: int) -> list[str]:
     """All of them, for each worker from another place on."""
     first = len(files) * worker // workers
     return files[first:] + files[:first]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(SetupErrors(config))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.failed_tests import first_of_each_cause
 from scripts.flakes import Run, faults, format_run, is_recorded, main, parse_history
 
 ROOT = Path(__file__).parents[1]
@@ -87,15 +88,29 @@ def test_names_are_printed_and_kept_when_ci_ends(
     assert ("FAILED" in printed) is bool(status)
 
 
+@pytest.mark.parametrize(
+    ("causes", "expected"),
+    [
+        pytest.param({}, [A, B, C], id="tests that failed"),
+        pytest.param({A: "port taken", C: "port taken"}, [A, B], id="a fixture's error and a test"),
+        pytest.param({A: "port taken", C: "no disk"}, [A, B, C], id="errors of two fixtures"),
+        pytest.param({"tests/d.py::test_d": "port taken"}, [A, B, C], id="of tests that did not fail"),
+    ],
+)
+def test_tests_count_once_when_one_fixtures_error_stopped_them(causes: dict[str, str], expected: list[str]) -> None:
+    assert first_of_each_cause([A, B, C], causes) == expected
+
+
 def run_twice(folder: Path, body: str) -> tuple[int, list[str]]:
     """Runs pytest_again.sh on one file. Returns its exit status and the names that it kept."""
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_it.py").write_text(f"from pathlib import Path\n\n{body}")
     names = folder / "names"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    environment |= {"SECOND_RUNS": str(names), "PYTHONPATH": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment |= {"SECOND_RUNS": str(names), "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    plugins = ("-p", "xdist", "-p", "tests.support.setup_errors")
     ended = subprocess.run(
-        [ROOT / "scripts" / "pytest_again.sh", sys.executable, "-q", "-p", "xdist", "test_it.py"],
+        [ROOT / "scripts" / "pytest_again.sh", sys.executable, "-q", *plugins, "test_it.py"],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -113,6 +128,15 @@ def test_a_name_is_kept_when_its_test_passes_the_second_time(tmp_path: Path) -> 
         "def test_good():\n    pass\n"
     )
     assert run_twice(tmp_path, body) == (0, ["test_it.py::test_flaky"])
+
+
+def test_one_name_is_kept_when_a_fixture_of_several_tests_fails_the_first_time(tmp_path: Path) -> None:
+    body = (
+        "import pytest\n\n@pytest.fixture(scope='module')\ndef place():\n    seen = Path('seen').exists()\n"
+        "    Path('seen').touch()\n    assert seen\n\n"
+        "def test_one(place):\n    pass\n\ndef test_other(place):\n    pass\n"
+    )
+    assert run_twice(tmp_path, body) == (0, ["test_it.py::test_one"])
 
 
 def test_no_name_is_kept_when_a_test_fails_each_time(tmp_path: Path) -> None:

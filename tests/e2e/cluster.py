@@ -150,8 +150,15 @@ class NodeCluster(Cluster):
     """A cluster of our own, made and removed by the program named in E2E_NODE."""
 
     def __init__(self, node: str, folder: Path, *options: str) -> None:
+        """A node that does not come up is made once more: nothing of ours runs on it yet."""
         self._node, self._folder = node, folder
-        run(node, "up", folder, *options)
+        try:
+            run(node, "up", folder, *options)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            log_line(f"the node did not come up, and is made once more: {error}")
+            with contextlib.suppress(RuntimeError, subprocess.TimeoutExpired):
+                self.down()
+            run(node, "up", folder, *options)
         super().__init__(str(folder / "kubeconfig.host"))
 
     def load(self, archive: Path) -> None:
