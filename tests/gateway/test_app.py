@@ -144,7 +144,7 @@ async def test_shutdown_loses_no_request_when_connections_are_kept_alive() -> No
             assert response.status == 200
             assert response.headers["connection"] == "close"
         # Each is told to leave its connection by an answer; a connection that breaks is a request that was lost.
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(60.0):
             await asyncio.gather(*pending)
         assert set(statuses) == {200}
 
@@ -162,9 +162,9 @@ async def test_it_is_ready_when_engines_have_sent_their_prompt_assets() -> None:
 
 
 async def test_shutdown_does_not_wait_when_there_are_no_connections() -> None:
-    async with running_gateway(drain_s=60.0) as gateway:
+    async with running_gateway(drain_s=600.0) as gateway:
         gateway.server.begin_drain()
-        await until(lambda: gateway.server.should_exit, timeout_s=5.0)
+        await until(lambda: gateway.server.should_exit, timeout_s=30.0)
 
 
 async def test_vllm_health_and_ping_paths_answer() -> None:
@@ -486,7 +486,7 @@ async def test_a_request_leaves_no_reference_cycles(text: str, status: int, stre
                     async with gateway.chat(text, stream=stream) as response:
                         await response.read()
                     assert response.status == status
-                await until(lambda: len(parts_of_requests()) <= len(others), timeout_s=10.0)
+                await until(lambda: len(parts_of_requests()) <= len(others))
             finally:
                 gc.enable()
 
@@ -496,7 +496,7 @@ async def test_a_gateway_is_not_ready_and_starts_its_source_again_when_that_fail
 ) -> None:
     monkeypatch.setattr(app, "FIRST_SOURCE_PAUSE_S", 0.2)
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
-        runs, fail = 0, asyncio.Event()
+        runs, fail, again = 0, asyncio.Event(), asyncio.Event()
         run = gateway.source.run
 
         async def failing(publish: Publish) -> None:
@@ -506,6 +506,7 @@ async def test_a_gateway_is_not_ready_and_starts_its_source_again_when_that_fail
                 publish([Listed(engine.endpoint)])
                 await fail.wait()
                 raise RuntimeError("the source broke")
+            await again.wait()
             await run(publish)
 
         monkeypatch.setattr(gateway.source, "run", failing)
@@ -520,6 +521,7 @@ async def test_a_gateway_is_not_ready_and_starts_its_source_again_when_that_fail
             assert "the source broke" in (await response.json())["status"]
         async with gateway.chat("hi") as response:
             assert response.status == 200, "the last list stays"
+        again.set()
         await until(lambda: runs == 2 and not gateway.app._source_failure)
         async with gateway.client.get(gateway.url + "/readyz") as response:
             assert response.status == 200

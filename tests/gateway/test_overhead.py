@@ -62,7 +62,7 @@ async def relay(folder: Path, file: Path | None) -> AsyncIterator[Relay]:
         command = routers.our_command(own, [f"http://127.0.0.1:{port}"], folder)
         ready = client.chat([("user", "hi")])
         running = await stack.enter_async_context(routers.running("ours", command, own, folder / "ours.log", ready))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while file and b"approximate" not in await index_kind(own):  # noqa: ASYNC110 - it is another process
                 await asyncio.sleep(0.05)
         yield Relay(running)

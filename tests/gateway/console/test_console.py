@@ -303,7 +303,7 @@ async def test_a_stream_ends_when_its_key_is_taken_out_of_the_file(
         ):
             assert (await anext(events_of(revoked)))[0] == "fleet"
             (tmp_path / "keys").write_text("sk-a name=team-a\nsk-b name=team-b\n")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 assert await revoked.content.read()
             stream = events_of(valid)
             assert [(await anext(stream))[0] for _ in range(3)] == ["fleet"] * 3

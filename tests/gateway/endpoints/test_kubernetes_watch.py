@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ from aiohttp import web
 from mini_infer_gateway.endpoints import list_watch
 from mini_infer_gateway.endpoints.base import Listed, Service
 from mini_infer_gateway.endpoints.kubernetes_watch import KubernetesWatch
+from mini_infer_operator.local.ports import free_ports
 from mini_infer_operator.resource import GROUP
 from tests.support.api_servers import server_of
 from tests.support.running_gateway import until
@@ -283,10 +283,7 @@ def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if not assets:
         pytest.skip("KUBEBUILDER_ASSETS names no folder with etcd and kube-apiserver")
     folder = tmp_path_factory.mktemp("api")
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    etcd_port, peer_port, port = (listener.getsockname()[1] for listener in sockets)
-    for listener in sockets:
-        listener.close()
+    etcd_port, peer_port, port = free_ports(3)
     (folder / "tokens.csv").write_text('secret,admin,admin,"system:masters"\n')
     subprocess.run(
         ["openssl", "genrsa", "-out", folder / "key", "2048"],
@@ -318,7 +315,7 @@ def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 async def test_watch_follows_pods_of_a_real_api_server(api_server: str) -> None:
     async with server_of(api_server) as api, watching(api_server, "gw") as seen:
         # The watch begins before the server does: it has to wait for it.
-        await until(lambda: bool(seen.lists), timeout_s=60)
+        await until(lambda: bool(seen.lists), timeout_s=200)
         await api.request("POST", "/api/v1/namespaces", body={"metadata": {"name": "gw"}})
         pods = "/api/v1/namespaces/gw/pods"
 

@@ -19,7 +19,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watchdog's times, a fifth as long."""
     for module, names in {
         liveness: ("SILENT_S", "SUSPECT_S", "STUCK_S", "CONFIRMED_S"),
-        watchdog: ("TICK_S", "PROBE_TIMEOUT_S"),
+        watchdog: ("TICK_S", "LATE_S", "PROBE_TIMEOUT_S"),
     }.items():
         for name in names:
             monkeypatch.setattr(module, name, getattr(module, name) / 5)
@@ -183,7 +183,7 @@ async def test_a_request_gets_504_when_its_deadline_passes_over_all_attempts() -
     async with FakeEngine("a") as a, FakeEngine("b") as b:
         a.hang = b.hang = True
         async with running_gateway(a.endpoint, b.endpoint, request_deadline_s=0.3) as gateway:
-            async with asyncio.timeout(3.0), gateway.chat("hi") as response:
+            async with asyncio.timeout(60.0), gateway.chat("hi") as response:
                 assert response.status == 504
             assert len(a.bodies) + len(b.bodies) == 1
 
@@ -214,7 +214,7 @@ async def test_a_hung_pod_without_reports_is_ejected_when_its_clients_give_up_ea
                     async with asyncio.timeout(liveness.STUCK_S / 10), gateway.chat("hi") as response:
                         await response.read()
 
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(120.0):
             await asyncio.gather(*(impatient() for _ in range(4)))
         assert state.breaker.cause is breaker.Cause.SLOW
         sent = len(hung.bodies)
@@ -238,10 +238,10 @@ async def test_a_pod_that_died_with_requests_in_flight_is_used_again_when_it_is_
         await statuses(gateway, 6)
         state = gateway.app.fleet.endpoints["dying"]
         assert not state.breaker.closed
-        dying.hang = False
+        dying.hang, probes = False, dying.probes
         await dying.start(port, events_port)
-        # Nobody sends anything meanwhile; 2 s is what is promised, a busy machine included.
-        await until(lambda: state.breaker.closed, timeout_s=2.0)
+        await until(lambda: state.breaker.closed)  # nobody sends anything meanwhile
+        assert dying.probes <= probes + 3, "half a second from one to the next: two seconds at most"
         before = len(dying.bodies)
         await statuses(gateway, 2)
         assert len(dying.bodies) == before + 1
@@ -271,7 +271,7 @@ async def test_pending_requests_are_retried_elsewhere_when_a_pod_hangs(quick: No
         await hung.report()
         await until(lambda: gateway.app.fleet.endpoints["hung"].subscriber.report_s is not None)
         hung.hang = True
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(60.0):
             found = await asyncio.gather(*(statuses(gateway, 1) for _ in range(10)))
         assert {status for one in found for status in one} == {200}
         state = gateway.app.fleet.endpoints["hung"]
@@ -290,7 +290,7 @@ async def test_a_hung_pod_is_detected_by_comparison_with_its_peers_when_it_sends
         async with running_gateway(hung.endpoint, good.endpoint, routing="round-robin") as gateway:
             await statuses(gateway, 4)
             hung.hang = True
-            async with asyncio.timeout(5.0):
+            async with asyncio.timeout(60.0):
                 assert set(await statuses(gateway, 4)) == {200}
             assert not gateway.app.fleet.endpoints["hung"].breaker.closed
 

@@ -115,7 +115,7 @@ async def test_a_request_ends_when_its_timeout_has_passed(by_header: bool) -> No
 async def test_it_may_be_waiting_here_or_have_comments_when_its_time_is_up() -> None:
     async with (
         FakeEngine("a") as engine,
-        running_gateway(engine.endpoint, request_timeout_s=0.3, sse_keepalive_s=0.05) as gateway,
+        running_gateway(engine.endpoint, request_timeout_s=1.0, sse_keepalive_s=0.02) as gateway,
     ):
         engine.answer_delay_s = 60.0
         async with gateway.chat("hi", stream=True) as response:

@@ -143,7 +143,7 @@ async def failure_of(client: openai.AsyncOpenAI) -> tuple[str | None, str]:
     """The code and the text of the error with which a response in the background ends."""
     begun = await create(client, background=True)
     assert begun.status == "queued"
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60.0):
         while (now := await client.responses.retrieve(begun.id)).status in ("queued", "in_progress"):  # noqa: ASYNC110 -- as clients do
             await asyncio.sleep(0.01)
     assert now.status == "failed"
