@@ -45,8 +45,9 @@ def plane_with_pods(control_plane: ControlPlane) -> ControlPlane:
 @pytest.fixture
 def cluster(plane_with_pods: ControlPlane) -> Iterator[Cluster]:
     """Without services and without an operator: the test starts its own."""
-    yield Cluster(plane_with_pods)
-    plane_with_pods.kubectl("delete", "infsvc", "--all")
+    cluster = Cluster(plane_with_pods)
+    yield cluster
+    cluster.clear()
 
 
 @pytest.fixture

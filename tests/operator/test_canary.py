@@ -109,7 +109,7 @@ def test_revisions_are_promoted_and_rolled_back_by_figures(
         assert canary(cluster, "good")["reason"] == "AnalysisPassed"
         wait(lambda: running(cluster, "good") == {new: 2})
         wait(lambda: cluster.ready("good").get("status") == "True")
-        assert any("kept all limits" in message for message in events(cluster, "good", "CanaryPromoted"))
+        wait(lambda: any("kept all limits" in message for message in events(cluster, "good", "CanaryPromoted")))
 
         old, new = edited(cluster, gateway, "bad", "engine:3")
         until_phase(gateway, cluster, "bad", "RolledBack", requests=5, errors=2)
@@ -130,7 +130,7 @@ def test_revisions_are_promoted_and_rolled_back_by_figures(
         assert cluster.status("bad")["revision"] == new, "the spec still asks for it"
         assert entry.main(["rollout", "promote", "bad"]) == 0
         wait(lambda: running(cluster, "bad") == {new: 2})
-        wait(lambda: cluster.ready("bad").get("status") == "True")
+        wait(lambda: cluster.ready("bad").get("status") == "True" and phase(cluster, "bad") == "Promoted")
         assert entry.main(["rollout", "promote", "bad"]) == 2, "there is nothing to promote any more"
         capsys.readouterr()
 
@@ -142,5 +142,4 @@ def test_revisions_are_promoted_and_rolled_back_by_figures(
         assert cluster.plane.kubectl("scale", "infsvc/stopped", "--replicas=4").returncode == 0
         wait(lambda: running(cluster, "stopped") == {old: 4, new: 1})
         assert entry.main(["rollout", "abort", "stopped"]) == 0
-        wait(lambda: running(cluster, "stopped") == {old: 4})
-        assert canary(cluster, "stopped")["reason"] == "Aborted"
+        wait(lambda: running(cluster, "stopped") == {old: 4} and canary(cluster, "stopped")["reason"] == "Aborted")

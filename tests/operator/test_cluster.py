@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import urllib.request
 from base64 import b64decode
 from collections.abc import Iterator
@@ -101,17 +102,21 @@ def test_no_writes_are_made_when_a_service_is_at_rest(cluster: Cluster) -> None:
         items = cluster.children("rest") + [s for s in cluster.get("infsvc") if s["metadata"]["name"] == "rest"]
         return {f"{i['kind']}/{i['metadata']['name']}": i["metadata"]["resourceVersion"] for i in items}
 
+    def is_only_read_by_a_reconcile() -> bool:
+        before, since = versions(), cluster.reconciles()
+        (poked,) = [key for key in before if key.startswith("ControllerRevision/")]
+        poke = cluster.plane.kubectl(
+            "label", poked, "--overwrite", f"poke={time.time_ns()}"
+        )  # an event, so a reconcile
+        assert poke.returncode == 0, poke.stderr
+        cluster.wait_for_reconcile(since)
+        after = versions()
+        assert after.pop(poked) != before.pop(poked)
+        return after == before
+
     wait(lambda: has_settled(cluster, "rest"))
     cluster.look_again("rest")
-    before = versions()
-    since = cluster.reconciles()
-    (poked,) = [key for key in before if key.startswith("ControllerRevision/")]
-    poke = cluster.plane.kubectl("label", poked, "poke=1")  # an event, so a reconcile
-    assert poke.returncode == 0, poke.stderr
-    cluster.wait_for_reconcile(since)
-    after = versions()
-    assert after.pop(poked) != before.pop(poked)
-    assert after == before
+    wait(is_only_read_by_a_reconcile)  # at last: Kubernetes' controllers write what they have counted when they can
 
 
 async def test_no_rollout_starts_when_a_newer_operator_renders_differently(cluster: Cluster) -> None:
@@ -172,15 +177,16 @@ def test_an_edit_replaces_engines_without_losing_availability(cluster: Cluster) 
 
 
 def test_the_second_eviction_is_refused_until_the_first_is_replaced(cluster: Cluster) -> None:
-    cluster.apply("evict", image="engine:slow")
+    cluster.apply("evict")
     wait(lambda: cluster.ready("evict").get("status") == "True")
     wait(lambda: cluster.children("evict", "poddisruptionbudgets")[0].get("status", {}).get("disruptionsAllowed") == 1)
     first, second = (pod["metadata"]["name"] for pod in cluster.children("evict", "pods"))
-    assert cluster.evict(first).returncode == 0
-    refused = cluster.evict(second)
+    with cluster.without_room():
+        assert cluster.evict(first).returncode == 0
+        refused = cluster.evict(second)
     assert refused.returncode != 0
     assert "disruption budget" in refused.stderr
-    cluster.apply("evict", image="engine:slow", disruptionBudget={"enabled": False})
+    cluster.apply("evict", disruptionBudget={"enabled": False})
     wait(lambda: not cluster.children("evict", "poddisruptionbudgets"))
 
 
@@ -243,8 +249,9 @@ def test_a_child_is_recreated_when_it_is_deleted(cluster: Cluster) -> None:
         kind, name = child["kind"], child["metadata"]["name"]
         assert cluster.plane.kubectl("delete", kind, name, "--wait=false").returncode == 0
 
-        def back(kind: str = kind, old_uid: str = child["metadata"]["uid"]) -> bool:
-            return any(c["kind"] == kind and c["metadata"]["uid"] != old_uid for c in cluster.children("heal"))
+        def back(kind: str = kind, name: str = name, old_uid: str = child["metadata"]["uid"]) -> bool:
+            found = [c["metadata"] for c in cluster.children("heal") if c["kind"] == kind]
+            return any(metadata["name"] == name and metadata["uid"] != old_uid for metadata in found)
 
         wait(back)
 
@@ -324,12 +331,12 @@ def test_a_field_of_the_operator_is_put_back_with_an_event_when_somebody_changes
 
 
 def test_foreign_labels_and_allowed_managers_are_left_alone(cluster: Cluster) -> None:
-    cluster.apply("tolerant")
+    annotations = {"serving.mini-infer.io/ignore-managers": "mesh"}  # there before the change: watches have no order
+    spec = {"rollout": {"minReadySeconds": 1}}
+    cluster.plane.apply(changed({"metadata": {"name": "tolerant", "annotations": annotations}, "spec": spec}))
     wait(lambda: cluster.ready("tolerant").get("status") == "True")
     (deployment,) = cluster.children("tolerant", "deployments")
     name = deployment["metadata"]["name"]
-    annotation = "serving.mini-infer.io/ignore-managers=mesh"
-    assert cluster.plane.kubectl("annotate", "infsvc", "tolerant", annotation).returncode == 0
     cluster.plane.kubectl("label", "deployment", name, "argocd.argoproj.io/instance=app")
     sidecar = {"spec": {"template": {"spec": {"containers": [{"name": "proxy", "image": "proxy:1"}]}}}}
     cluster.plane.kubectl("patch", "deployment", name, f"--patch={json.dumps(sidecar)}", "--field-manager=mesh")
@@ -357,11 +364,13 @@ def test_decisions_appear_as_events_in_kubectl_describe(cluster: Cluster) -> Non
     def described() -> str:
         return cluster.plane.kubectl("describe", "infsvc", "told").stdout.partition("\nEvents:")[2]
 
-    wait(lambda: "goes from 2 to 1 engine" in described())
-    lines = described()
-    assert f"unified revision {revision} starts with 2 engines, image engine:1" in lines
-    wait(lambda: f"the first engine of unified revision {revision} is ready after" in described())
-    assert "Normal  AllReplicasReady" in " ".join(lines.split("\n")).replace("   ", "  ")
+    expected = (
+        "goes from 2 to 1 engine",
+        f"unified revision {revision} starts with 2 engines, image engine:1",
+        f"the first engine of unified revision {revision} is ready after",
+    )
+    lines = wait(lambda: all(sentence in (text := described()) for sentence in expected) and text)
+    wait(lambda: ["Normal", "AllReplicasReady"] in [line.split()[:2] for line in described().splitlines()])
     assert lines.count("RevisionStarted") == lines.count("ScaledDown") == 1
 
 

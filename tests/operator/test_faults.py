@@ -1,12 +1,11 @@
 """Broken watches, 410, 429, an API server that is away, restarted or slow: nothing is missed and nothing is doubled."""
 
 import time
-import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from mini_infer_contract import metrics as names
 from tests.support.control_plane import ControlPlane
@@ -35,14 +34,7 @@ def running(
 @pytest.fixture
 def cluster(running: Cluster) -> Iterator[Cluster]:
     yield running
-    running.plane.kubectl("delete", "infsvc", "--all")
-
-
-def num_cached_services(cluster: Cluster) -> float:
-    """InferenceServices in the operator's cache, by its own metrics."""
-    text = urllib.request.urlopen(f"{cluster.operator_url}/metrics", timeout=5).read().decode()
-    families = {family.name: family for family in text_string_to_metric_families(text)}
-    return sum(sample.value for sample in families[names.OPERATOR_SERVICES].samples)
+    running.clear()
 
 
 def is_ready(cluster: Cluster, name: str, engines: int) -> bool:
@@ -72,16 +64,22 @@ def change(cluster: Cluster) -> dict[str, str]:
 
 
 def is_as_it_should_be(cluster: Cluster, uids: dict[str, str]) -> bool:
-    """Nothing is missed: all are ready and no ghost is known. Nothing is doubled: what was not touched is the same."""
+    """Nothing is missed: all are ready and no ghost is known. Nothing is doubled: what was not touched is the same.
+
+    A service whose Deployment is gone may still be reported as ready: one kind's watch is back before another's.
+    """
     if not (is_ready(cluster, "still", 1) and is_ready(cluster, "kept", 2) and is_ready(cluster, "born", 1)):
         return False
-    kinds = ["ControllerRevision", "Deployment", "PodDisruptionBudget", "Service", "Service"]
+    kinds = Counter(["ControllerRevision", "Deployment", "PodDisruptionBudget", "Service", "Service"])
     children = {name: cluster.children(name) for name in ("still", "kept", "born")}
-    assert all(sorted(c["kind"] for c in found) == kinds for found in children.values()), children
+    counts = [Counter(child["kind"] for child in found) for found in children.values()]
+    assert all(count <= kinds for count in counts), children
     assert uids_of(children["kept"]) | {"deleted": uids["deleted"]} == uids
-    (deployment,) = [c for c in children["still"] if c["kind"] == "Deployment"]
-    assert deployment["metadata"]["uid"] != uids["deleted"]
-    return num_cached_services(cluster) == len(cluster.get("infsvc")) and not cluster.children("gone")
+    assert uids["deleted"] not in uids_of(children["still"]).values()
+    if any(count != kinds for count in counts):
+        return False
+    known = cluster.samples()[names.OPERATOR_SERVICES]
+    return known == len(cluster.get("infsvc")) and not cluster.children("gone")
 
 
 def cut(proxy: FaultyApiServer) -> None:

@@ -1,10 +1,8 @@
 """The operator where answers to its writes arrive a second late, after the watch has reported what came next."""
 
-import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from mini_infer_contract import metrics as names
 from tests.support.control_plane import ControlPlane
@@ -25,13 +23,6 @@ def late(plane_with_pods: ControlPlane, tmp_path_factory: pytest.TempPathFactory
     plane_with_pods.kubectl("delete", "infsvc", "--all")
 
 
-def num_cached_services(cluster: Cluster) -> float:
-    """InferenceServices in the operator's cache, by its own metrics."""
-    text = urllib.request.urlopen(f"{cluster.operator_url}/metrics", timeout=5).read().decode()
-    families = {family.name: family for family in text_string_to_metric_families(text)}
-    return sum(sample.value for sample in families[names.OPERATOR_SERVICES].samples)
-
-
 def test_a_deleted_service_stays_gone_when_the_answer_to_its_status_arrives_late(late: Cluster) -> None:
     brief = [f"brief-{number}" for number in range(4)]
     for name in brief:
@@ -40,7 +31,7 @@ def test_a_deleted_service_stays_gone_when_the_answer_to_its_status_arrives_late
         late.plane.kubectl("delete", "infsvc", name, "--wait=false")
     late.apply("fence")  # its answers come after all of the above
     wait(lambda: late.ready("fence").get("status") == "True")
-    assert num_cached_services(late) == 1
+    assert late.samples()[names.OPERATOR_SERVICES] == 1, "services in the operator's cache"
     wait(lambda: not [c for name in brief for c in late.children(name)])
 
 

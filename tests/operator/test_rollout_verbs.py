@@ -43,10 +43,10 @@ def image(cluster: Cluster, name: str) -> str:
 
 def test_rollout_verbs_follow_undo_restart_and_pause(cluster: Cluster, tool: Tool) -> None:
     cluster.apply("verbs", image="engine:1")
-    assert "2 of 2 engines are ready" in tool("rollout", "status", "verbs", "--timeout=60")
+    assert "2 of 2 engines are ready" in tool("rollout", "status", "verbs", "--timeout=120")
     first = cluster.status("verbs")["revision"]
     cluster.apply("verbs", image="engine:2", unified={"replicas": 1})
-    tool("rollout", "status", "verbs", "--timeout=60")
+    tool("rollout", "status", "verbs", "--timeout=120")
     second = cluster.status("verbs")["revision"]
     wait(lambda: len(cluster.children("verbs", "deployments")) == 1)
     history = tool("rollout", "history", "verbs")
@@ -56,14 +56,14 @@ def test_rollout_verbs_follow_undo_restart_and_pause(cluster: Cluster, tool: Too
     assert "replicas" not in history
 
     assert "image: engine:2 -> engine:1" in tool("rollout", "undo", "verbs")
-    tool("rollout", "status", "verbs", "--timeout=60")
+    tool("rollout", "status", "verbs", "--timeout=120")
     assert (cluster.status("verbs")["revision"], image(cluster, "verbs")) == (first, "engine:1")
     assert cluster.status("verbs")["replicas"] == 1  # not what it was then
     assert f"   3  {first}" in tool("rollout", "history", "verbs")
     assert "there is no revision 9" in tool("rollout", "undo", "verbs", "--to-revision=9", code=2)
 
     tool("rollout", "restart", "verbs")
-    tool("rollout", "status", "verbs", "--timeout=60")
+    tool("rollout", "status", "verbs", "--timeout=120")
     restarted = cluster.status("verbs")["revision"]
     assert restarted not in {first, second}
 
@@ -80,7 +80,7 @@ def test_rollout_verbs_follow_undo_restart_and_pause(cluster: Cluster, tool: Too
     assert "engine:3" not in json.dumps(cluster.children("verbs", "deployments"))
     tool("rollout", "resume", "verbs")
     wait(lambda: cluster.status("verbs")["revision"] != restarted)
-    tool("rollout", "status", "verbs", "--timeout=60")
+    tool("rollout", "status", "verbs", "--timeout=120")
     assert "engine:3" in json.dumps(cluster.children("verbs", "deployments"))
 
 
@@ -93,7 +93,7 @@ def test_status_and_why_print_the_reason_when_a_service_fails(cluster: Cluster, 
     why = tool("why", "ill", code=1)
     assert "ImagePullBackOff: there is no such image" in why
     assert "Pending, ImagePullBackOff" in why
-    assert "RevisionStarted: unified revision" in why
+    wait(lambda: "RevisionStarted: unified revision" in tool("why", "ill", code=1))  # events are posted beside the work
     assert "there is no InferenceService nobody" in tool("why", "nobody", code=2)
     assert "ill" in tool("status", "-A", code=1)
     cluster.plane.kubectl("delete", "infsvc", "ill")

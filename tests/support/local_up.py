@@ -43,7 +43,7 @@ class LocalUp:
 
     def engines(self) -> list[dict[str, Any]]:
         """The engines that are ready, as the console has them."""
-        found = httpx.get(self.url + "/console/api/fleet").json()["engines"]
+        found = httpx.get(self.url + "/console/api/fleet", timeout=60).json()["engines"]
         return [engine for engine in found if engine["state"] == "ready"]
 
     def kill(self, engine: str) -> None:

@@ -6,7 +6,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +26,8 @@ from tests.support.services import changed
 ROOT = Path(__file__).parents[2]
 CHILDREN = "deployments,services,controllerrevisions,poddisruptionbudgets"
 LABEL = "serving.mini-infer.io/service"
+OPERATOR = "system:serviceaccount:default:operator"
+"""The name of the operator in the audit log."""
 
 
 _OTHERS = {
@@ -66,8 +69,12 @@ class Cluster:
         return dict(self.plane.read(f"{_path('infsvc')}/{name}").get("status", {}))
 
     def ready(self, name: str) -> dict[str, Any]:
-        conditions = self.status(name).get("conditions", [])
-        return next((dict(c) for c in conditions if c["type"] == "Ready"), {})
+        """Returns the Ready condition, or {} while it speaks of the spec before the last edit."""
+        service = self.plane.read(f"{_path('infsvc')}/{name}")
+        status = service.get("status", {})
+        if status.get("observedGeneration") != service["metadata"]["generation"]:
+            return {}
+        return next((dict(c) for c in status.get("conditions", ()) if c["type"] == "Ready"), {})
 
     def samples(self) -> dict[str, float]:
         """Returns the operator's metrics by name, summed over their labels."""
@@ -103,14 +110,35 @@ class Cluster:
         path = f"/api/v1/namespaces/default/pods/{pod}/eviction"
         return self.plane.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
 
+    @contextmanager
+    def without_room(self) -> Iterator[None]:
+        """No node takes a new pod: what is evicted meanwhile is not replaced, however long the test takes."""
+        nodes = [node["metadata"]["name"] for node in self.plane.read("/api/v1/nodes")["items"]]
+        try:
+            cordoned = self.plane.kubectl("cordon", *nodes)
+            assert cordoned.returncode == 0, cordoned.stderr
+            yield
+        finally:
+            self.plane.kubectl("uncordon", *nodes)
+
+    def clear(self) -> None:
+        """Deletes all services, and waits until Kubernetes has collected what belonged to them."""
+        self.plane.kubectl("delete", "infsvc", "--all")
+        wait(lambda: not self.get(CHILDREN, LABEL))
+
+    def patched_pods(self, since: int) -> set[str]:
+        """Returns the names of pods that the operator has patched since this size of the audit log."""
+        found = self.plane.requests_of(OPERATOR, since)
+        return {one["name"] for one in found if (one["verb"], one.get("resource")) == ("patch", "pods")}
+
     def apply(self, name: str, **spec: Any) -> None:
         quick = {"rollout": {"minReadySeconds": 1}}
         self.plane.apply(changed({"metadata": {"name": name}, "spec": {**quick, **spec}}))
 
 
-def wait(what: Callable[[], Any], limit_s: float = 60.0, every_s: float = 0.0) -> Any:
+def wait(what: Callable[[], Any], limit_s: float = 120.0, every_s: float = 0.0) -> Any:
     """Returns the first truthy answer of `what`. Without `every_s` it asks less often the longer it takes: answers take
-    the processor from what is waited for.
+    the processor from what is waited for. The limit only ends a test that hangs.
     """
     begun_s = time.monotonic()
     while (waited_s := time.monotonic() - begun_s) < limit_s:

@@ -34,7 +34,7 @@ def main() -> int:
         def forward(self, body: bytes | None) -> bytes:
             endpoint = json.loads(options.endpoints.read_text())["endpoints"][0]["url"]
             request = urllib.request.Request(endpoint + self.path, body, {"content-type": "application/json"})
-            with urllib.request.urlopen(request, timeout=10) as response:
+            with urllib.request.urlopen(request, timeout=60) as response:
                 return response.read()
 
         def answer(self, body: bytes) -> None:

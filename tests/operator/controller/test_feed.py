@@ -52,7 +52,7 @@ class World:
         return {name for _, name in self.cache.keys("Pod")}
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 - what is waited for knows no event
                 await asyncio.sleep(0.002)
 

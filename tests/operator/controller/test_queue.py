@@ -16,7 +16,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what is waited for knows no event
             await asyncio.sleep(0.002)
 
@@ -48,7 +48,7 @@ async def test_work_queue_runs_a_key_once_at_a_time_and_loses_no_event() -> None
 async def test_runs_of_a_key_are_spaced_while_another_key_waits_for_its_burst_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(queue_module, "SPACING_S", 0.1)
+    monkeypatch.setattr(queue_module, "SPACING_S", 0.05)
     times: dict[str, list[float]] = {"busy": [], "calm": []}
 
     async def work(key: str) -> float:
@@ -56,17 +56,16 @@ async def test_runs_of_a_key_are_spaced_while_another_key_waits_for_its_burst_al
         return float("inf")
 
     queue = WorkQueue(work, resync_s=1000)
-    began_s = asyncio.get_running_loop().time()
-    while asyncio.get_running_loop().time() - began_s < 0.35:
+    while len(times["busy"]) < 4:
         queue.add("busy")
         await asyncio.sleep(0.005)
+    assert all(later - earlier >= 0.05 for earlier, later in itertools.pairwise(times["busy"]))
+    monkeypatch.setattr(queue_module, "SPACING_S", 1000.0)
+    queue.add("busy")
     queue.add("calm")
-    added_s = asyncio.get_running_loop().time()
     await until(lambda: bool(times["calm"]))
     await queue.close()
-    assert 3 <= len(times["busy"]) <= 4
-    assert all(later - earlier >= 0.1 for earlier, later in itertools.pairwise(times["busy"]))
-    assert times["calm"][0] - added_s < 0.09
+    assert len(times["busy"]) <= 5, "one that was due already"
 
 
 async def test_work_queue_backs_off_a_failing_key_and_runs_others() -> None:
@@ -84,12 +83,11 @@ async def test_work_queue_backs_off_a_failing_key_and_runs_others() -> None:
     queue = WorkQueue(work, resync_s=1000)
     queue.add("bad")
     queue.add("good")
-    await asyncio.sleep(0.2)
+    await until(lambda: len(times) == 4)
     queue.add("good")
     await until(lambda: good == 2)
     await queue.close()
     pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
-    assert pauses
     assert all(pause >= 0.02 * 2**number for number, pause in enumerate(pauses))
 
 

@@ -222,7 +222,7 @@ def test_up_rolls_out_an_edit_and_changes_nothing_when_it_is_invalid(up: Up) -> 
         seen.append(len(urls))
         return not urls & {e["url"] for e in before}
 
-    wait(rolled, 15, up.output)
+    wait(rolled, why=up.output)
     assert min(seen) >= 1
     assert up.stop() == 0
 
@@ -232,7 +232,7 @@ def test_nothing_is_left_when_it_is_killed(up: Up) -> None:
     up.until_prints("2 of 2 engines are ready")
     assert len(up.processes()) > 5
     up.stop(signal.SIGKILL)
-    wait(lambda: not up.processes(), 8)
+    wait(lambda: not up.processes())
 
 
 def test_up_prints_the_reason_when_an_engine_cannot_start(up: Up) -> None:
@@ -244,9 +244,13 @@ def test_up_prints_the_reason_when_an_engine_cannot_start(up: Up) -> None:
     up.write(replicas=1)
     up.until_prints("1 of 1 engines are ready")
     wait(lambda: up.endpoints_file()["pending"] == [], why=up.output)
-    (service,) = up.endpoints_file()["services"]
-    conditions = {one["type"]: one["reason"] for one in service["status"]["conditions"]}
-    assert (service["name"], conditions["Ready"]) == ("default/demo", "AllReplicasReady")
+
+    def reported() -> tuple[str, str]:
+        (service,) = up.endpoints_file()["services"]
+        reasons = {one["type"]: one["reason"] for one in service["status"]["conditions"]}
+        return service["name"], reasons["Ready"]
+
+    wait(lambda: reported() == ("default/demo", "AllReplicasReady"), why=up.output)
     wait(lambda: up.endpoints_file()["services"][0]["status"].get("modelImpl") == "native", why=up.output)
     assert up.stop() == 0
 

@@ -56,11 +56,11 @@ def test_the_gateway_receives_events_when_engines_use_peer_keys(up: tuple[str, P
     assert {endpoint["peer_auth"] for endpoint in endpoints(folder).values()} == {"shared"}
 
     def states() -> set[tuple[str, str]]:
-        rows = httpx.get(url + "/debug/endpoints").json()["endpoints"]
+        rows = httpx.get(url + "/debug/endpoints", timeout=60).json()["endpoints"]
         return {(row["events"], row["state"]) for row in rows}
 
     wait_until(lambda: states() == {("live", "ready")})
-    model = httpx.get(url + "/v1/models").json()["data"][0]["id"]
+    model = httpx.get(url + "/v1/models", timeout=60).json()["data"][0]["id"]
     body = {"model": model, "prompt": "what does it say?", "max_tokens": 3}
     assert httpx.post(url + "/v1/completions", json=body, timeout=60).status_code == 200
 
@@ -68,11 +68,11 @@ def test_the_gateway_receives_events_when_engines_use_peer_keys(up: tuple[str, P
 def test_kv_moves_between_local_engines_when_they_use_peer_keys(up: tuple[str, Path]) -> None:
     sides = endpoints(up[1])
     decode = sides["decode"]["url"]
-    model = httpx.get(decode + "/v1/models").json()["data"][0]["id"]
+    model = httpx.get(decode + "/v1/models", timeout=60).json()["data"][0]["id"]
     body = {"model": model, "prompt": new_prompt(), "max_tokens": 3}
     headers = {PREFILL_FROM_HEADER: sides["prefill"]["transfer"]} | token(up[1])
     assert httpx.post(decode + "/v1/completions", json=body, headers=headers, timeout=60).status_code == 200
-    wait_until(lambda: f"{RECEIVED} 1.0" in httpx.get(decode + "/metrics").text)
+    wait_until(lambda: f"{RECEIVED} 1.0" in httpx.get(decode + "/metrics", timeout=60).text)
 
 
 def test_a_peer_receives_nothing_when_it_lacks_the_key(up: tuple[str, Path]) -> None:
@@ -84,8 +84,8 @@ def test_a_peer_receives_nothing_when_it_lacks_the_key(up: tuple[str, Path]) -> 
         assert not socket.poll(1_500)  # a load report goes out every second
         socket.close(0)
     for headers in ({}, {PEER_HEADER: "1"}):
-        assert httpx.post(endpoint["url"] + "/drain", headers=headers).status_code == 403
-    assert httpx.get(endpoint["url"] + "/kv_snapshot", headers=token(up[1])).status_code == 200
+        assert httpx.post(endpoint["url"] + "/drain", headers=headers, timeout=60).status_code == 403
+    assert httpx.get(endpoint["url"] + "/kv_snapshot", headers=token(up[1]), timeout=60).status_code == 200
 
 
 def token(folder: Path) -> dict[str, str]:

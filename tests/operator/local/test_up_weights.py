@@ -41,16 +41,16 @@ def test_a_second_engine_loads_the_weights_of_the_first_when_a_service_grows(tmp
         write(2)
         wait_until(lambda: len(endpoints()) == 2)
         (second,) = [endpoint for endpoint in endpoints() if endpoint["name"] != first["name"]]
-        loaded = httpx.get(second["url"] + "/readyz").json()["weights"]
+        loaded = httpx.get(second["url"] + "/readyz", timeout=60).json()["weights"]
         assert loaded["source"] == "peer"
-        metrics = httpx.get(second["url"] + "/metrics").text
+        metrics = httpx.get(second["url"] + "/metrics", timeout=60).text
         assert 'mini_infer_engine_weights_loaded_bytes{source="peer"}' in metrics
         assert 'mini_infer_engine_start_seconds{stage="weights"}' in metrics
-        assert httpx.get(first["url"] + "/readyz").json()["weights"]["source"] == "files"
+        assert httpx.get(first["url"] + "/readyz", timeout=60).json()["weights"]["source"] == "files"
         sent = re.compile(r"mini_infer_engine_weights_sent_bytes_total ([0-9.e+]+)")
 
         def sent_bytes() -> float:
-            found = sent.search(httpx.get(first["url"] + "/metrics").text)
+            found = sent.search(httpx.get(first["url"] + "/metrics", timeout=60).text)
             return 0.0 if found is None else float(found[1])
 
         wait_until(lambda: sent_bytes() == loaded["num_bytes"])

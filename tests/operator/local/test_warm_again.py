@@ -21,7 +21,7 @@ def cached_tokens(run: LocalUp) -> dict[str, int]:
 
     def is_answered() -> bool:
         body = {"model": "demo", "prompt": PROMPT, "max_tokens": 1}
-        answer = httpx.post(f"{run.url}/v1/completions", json=body, timeout=30.0)
+        answer = httpx.post(f"{run.url}/v1/completions", json=body, timeout=60)
         usage.update(answer.json().get("usage", {}))
         return answer.status_code == 200
 
@@ -32,7 +32,7 @@ def cached_tokens(run: LocalUp) -> dict[str, int]:
 
 def blocks_on_disk(run: LocalUp) -> int:
     (engine,) = run.engines()
-    lines = httpx.get(f"{engine['url']}/metrics").text.splitlines()
+    lines = httpx.get(f"{engine['url']}/metrics", timeout=60).text.splitlines()
     (line,) = [line for line in lines if line.startswith('mini_infer_engine_kv_tier_blocks{tier="disk"')]
     return int(float(line.rpartition(" ")[2]))
 
