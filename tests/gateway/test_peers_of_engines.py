@@ -115,8 +115,8 @@ def test_admin_paths_need_the_token_when_an_engine_has_keys(engine: Engine, meth
         )
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "peer_not_authenticated")
     if path == "/kv_snapshot":
-        assert httpx.get(engine.url + path, headers=TOKEN).status_code == 200
-    assert httpx.get(engine.url + "/drain").json()["draining"] is False
+        assert httpx.get(engine.url + path, headers=TOKEN, timeout=60).status_code == 200
+    assert httpx.get(engine.url + "/drain", timeout=60).json()["draining"] is False
 
 
 async def test_a_gateway_follows_an_engine_when_its_root_secret_is_the_right_one(engine: Engine) -> None:
