@@ -15,7 +15,10 @@ def wait_for_answer(url: str, model: str, timeout_s: float) -> None:
     body = {"model": model, "messages": QUESTION, "temperature": 0, "max_tokens": 60}
 
     def answer() -> str:
-        response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+        try:
+            response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+        except httpx.TransportError:  # nobody has said yet that the gateway can be reached
+            return ""
         return str(response.json()["choices"][0]["message"]["content"]) if response.status_code == 200 else ""
 
     text = wait_until(f"an answer of {model}", answer, timeout_s=timeout_s)

@@ -95,6 +95,6 @@ def nothing_left(cluster: Cluster, kinds: str, selector: str, *where: str) -> No
 
     left: list[str] = []
     try:
-        wait_until(f"{selector} to be gone", is_deleted, timeout_s=90)
+        wait_until(f"{selector} to be gone", is_deleted, timeout_s=180)
     except TimeoutError:
         pytest.fail(f"left behind: {', '.join(left)}")

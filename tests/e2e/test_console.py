@@ -42,7 +42,9 @@ def test_a_person_chats_and_sees_a_pod_lost_and_a_rollout_pass_when_the_console_
 
 def chats(browser: Browser, url: str, namespace: str) -> None:
     """A chat in the playground; without a key, the clients' port says nothing of engines or requests."""
-    wait_until("the model at the gateway", lambda: MODEL in httpx.get(f"{url}/v1/models").text, timeout_s=60)
+    wait_until(
+        "the model at the gateway", lambda: MODEL in httpx.get(f"{url}/v1/models", timeout=60).text, timeout_s=60
+    )
     browser("open", url=url)
     browser("until", selector=".talk", matches=MODEL)
     browser("choose", label="Model", value=MODEL)

@@ -26,7 +26,7 @@ def test_an_openai_client_is_answered_and_deletion_leaves_nothing(
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=5) as client:
             send_request(client, release.begun_s)
     cluster.kubectl("scale", "infsvc/demo", "-n", namespace, "--replicas=1")
-    wait_until("one engine", lambda: engines(cluster, namespace) == 1, timeout_s=60)
+    wait_until("one engine", lambda: engines(cluster, namespace) == 1, timeout_s=120)
     log_line("kubectl scale left one engine")
     print(cluster.kubectl("get", "infsvc,pods", "-A", "-o", "wide"))
 
