@@ -9,6 +9,7 @@ import http.client
 import json
 import os
 import secrets
+import shutil
 import ssl
 import subprocess
 import threading
@@ -24,7 +25,7 @@ import yaml
 from mini_infer_operator.local.ports import free_ports
 
 STAGES = Path(__file__).with_name("kwok-stages.yaml")
-START_LIMIT_S = 60.0
+START_LIMIT_S = 120.0
 SPARING = {"GOGC": "400", "GOMAXPROCS": "1"}
 """Environment of the programs, which are all written in Go: with few objects in the cluster their garbage collection
 takes a third of their processor time, and they take it from what runs beside them. It costs half a gigabyte."""
@@ -57,6 +58,16 @@ class ControlPlane:
         return self.runs_deployments and (self.programs / "kwok").exists()
 
     def start(self) -> None:
+        """Starts all programs, and once more on other ports where they do not come up: somebody may take one first."""
+        try:
+            self._start()
+        except AssertionError as error:
+            print(f"the control plane did not come up, and is started once more: {error}")
+            self.stop()
+            shutil.rmtree(self.folder / "etcd", ignore_errors=True)
+            self._start()
+
+    def _start(self) -> None:
         etcd_port, peer_port, api_port = free_ports(3)
         etcd = f"http://127.0.0.1:{etcd_port}"
         self._spawn(
@@ -121,6 +132,7 @@ class ControlPlane:
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
+        self._children.clear()
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run kubectl; the caller looks at returncode, stdout and stderr."""
