@@ -6,16 +6,15 @@ keep its GPU until its grace period ends. The images have it blocked until here,
 """
 
 import signal
-import sys
 
+from mini_infer_process.endings import ends_quietly
 from mini_infer_process.extras import missing_packages_name_the_extra
 
 
 def main() -> int:
     """Runs the command, and returns the exit status."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    with missing_packages_name_the_extra("mini-infer-serve", "engine"):
+    with ends_quietly("mini-infer-serve"), missing_packages_name_the_extra("mini-infer-serve", "engine"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         from mini_infer_engine.server.cli import main as serve
 
         return serve()

@@ -4,15 +4,18 @@ Imports nothing heavy before it knows which command runs.
 """
 
 import argparse
-import subprocess
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from mini_infer_process.command_line import did_you_mean
+from mini_infer_process.endings import ends_quietly
 from mini_infer_process.extras import missing_packages_name_the_extra
 from mini_infer_process.logs import show_crashes
 
+_COMMANDS = ("up", "plan", "chat", "top", "status", "why", "rollout", "size", "fetch", "models", "tune")
 _ENGINE_COMMANDS = {
     "fetch": "mini_infer_engine.tools.fetch.command",
     "models": "mini_infer_engine.tools.models",
@@ -20,10 +23,13 @@ _ENGINE_COMMANDS = {
     "tune": "mini_infer_engine.tools.tuning.command",
 }
 """Commands with a process of their own, whose modules only the engine has."""
+_PROGRAMS = ("serve", "gateway", "operator", "compare")
+"""Parts with a program of their own, which users look for among the commands."""
 _RUN = """
 import runpy
+from mini_infer_process.endings import ends_quietly
 from mini_infer_process.extras import missing_packages_name_the_extra
-with missing_packages_name_the_extra("mini-infer {command}", "engine"):
+with ends_quietly("mini-infer {command}"), missing_packages_name_the_extra("mini-infer {command}", "engine"):
     runpy.run_module("{module}", run_name="__main__", alter_sys=True)
 """
 _DESCRIPTION = """\
@@ -60,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         dest="command",
         required=True,
-        metavar="up | plan | chat | top | status | why | rollout | size | fetch | models | tune",
+        metavar=" | ".join(_COMMANDS),
     )
 
     up = commands.add_parser(
@@ -199,15 +205,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command. Returns the exit code."""
     show_crashes()
     parser = build_parser()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments:
+        parser.print_help()
+        return 0
+    if (fault := _no_command(arguments[0])) is not None:
+        print(f"mini-infer: {fault}", file=sys.stderr)
+        return 2
     options, unknown = parser.parse_known_args(arguments)
     if options.command in _ENGINE_COMMANDS:
         code = _RUN.format(command=options.command, module=_ENGINE_COMMANDS[options.command])
-        return subprocess.run([sys.executable, "-c", code, *unknown], check=False).returncode
+        os.execv(sys.executable, [sys.executable, "-c", code, *unknown])  # signals and exit status are the tool's own
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     extra = "all" if options.command == "up" else "operator"
-    with missing_packages_name_the_extra(f"mini-infer {options.command}", extra):
+    command = f"mini-infer {options.command}"
+    with ends_quietly(command), missing_packages_name_the_extra(command, extra):
         return _run(options)
+
+
+def _no_command(word: str) -> str | None:
+    """Returns why the first word of a command line is no command, and what to type instead; None if it is one."""
+    if word.startswith("-") or word in _COMMANDS:
+        return None
+    if word in _PROGRAMS:
+        return f"there is no command {word}: it is a program of its own, `mini-infer-{word}`"
+    return f"there is no command {word!r}{did_you_mean(word, _COMMANDS, '`mini-infer --help` lists them')}"
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -83,3 +83,26 @@ def test_cli_imports_no_heavy_package_when_it_prints_help() -> None:
     code = "import sys; from mini_infer_operator.cli.entry import build_parser; build_parser(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"pydantic", "aiohttp", "yaml", "asyncio", "torch"} & set(loaded)
+
+
+def test_the_commands_are_listed_when_none_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    assert "mini-infer up -f examples/demo.yaml" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("word", "remedy"),
+    [
+        ("serve", "it is a program of its own, `mini-infer-serve`"),
+        ("stauts", "did you mean status?"),
+        ("", "`mini-infer --help` lists them"),
+        ("délete", "`mini-infer --help` lists them"),
+    ],
+)
+def test_a_remedy_is_named_when_there_is_no_such_command(
+    capsys: pytest.CaptureFixture[str], word: str, remedy: str
+) -> None:
+    assert cli.main([word]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("mini-infer: there is no command")
+    assert line.endswith(remedy)
