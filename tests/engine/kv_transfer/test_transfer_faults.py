@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -104,7 +105,9 @@ def test_threads_go_on_when_a_handler_raises(
 def test_peers_drop_an_engine_when_its_transfer_thread_fails(
     pair: Pair, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert isinstance(pair.ending(1, "prefill"), events.TransferDone)
+    jobs = count(1)
+    while not isinstance(pair.ending(next(jobs), "prefill"), events.TransferDone):
+        pass  # on a busy machine it may be late
 
     def raising(now_s: float) -> None:
         raise error
@@ -112,7 +115,10 @@ def test_peers_drop_an_engine_when_its_transfer_thread_fails(
     monkeypatch.setattr(pair.producer._producer, "advance", raising)
     pair.producer._thread.join(LIMIT_S)
     assert pair.producer.failure is error
-    ending = pair.ending(2, "prefill")
-    assert isinstance(ending, events.TransferFailed)
-    assert ending.reason in ("peer_lost", "unreachable")
+    reason = "late"
+    while reason == "late":  # it may as well be given up before the loss is seen
+        ending = pair.ending(next(jobs), "prefill")
+        assert isinstance(ending, events.TransferFailed)
+        reason = ending.reason
+    assert reason in ("peer_lost", "unreachable")
     pair.producer.do(events.Send("nobody", 0, [], 0, 1))  # ignored

@@ -75,6 +75,21 @@ def blocked_requests(server: DryServer, count: int) -> Iterator[list[RunningRequ
         request.join()
 
 
+def cut_stream(server: DryServer, max_tokens: int, *limits_s: float) -> tuple[float, list[str]]:
+    """Returns the limit in seconds after which a stream was cut, and its lines.
+
+    A busy machine may take longer for the first token than a short limit allows, and answer 408: the next limit is
+    tried then.
+    """
+    for limit_s in limits_s:
+        headers = {"x-request-timeout": str(limit_s)}
+        with server.client.stream("POST", "/v1/completions", json=body(max_tokens), headers=headers) as answer:
+            lines = [line for line in answer.iter_lines() if line]
+        if answer.status_code == 200:
+            return limit_s, lines
+    raise AssertionError(f"no token came within {limits_s}")
+
+
 def process_has_ended(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -138,14 +153,13 @@ def test_access_log_has_a_line_a_request_and_warnings_for_failures() -> None:
         server.client.post("/v1/completions", json=body(5, stream=False), headers=headers)
         server.client.post("/v1/completions", json=body(5) | {"n": 2}).raise_for_status()
         server.client.post("/v1/completions", json={"prompt": "x", "nonsense": 1})
-        late = {"x-request-timeout": "0.2"}
-        server.client.post("/v1/completions", json=body(3000) | {"ignore_eos": True}, headers=late).raise_for_status()
+        limit_s, _ = cut_stream(server, 3000, 0.2, 1.0, 5.0)
         server.client.get("/healthz")
         server.client.get("/nothing")
         wait_until(lambda: "/nothing" in server.text_of_log)
     lines = [json.loads(line) for line in server.log]
     access_lines = [line for line in lines if line["logger"].endswith("access_log")]
-    whole, streamed, refused, cut, missing = [
+    whole, streamed, refused, *_, cut, missing = [
         line for line in access_lines if line["path"] != "/readyz"
     ]  # asked before it was ready
     assert {"method": "POST", "path": "/v1/completions", "status": 200, "request_id": "mine"}.items() <= whole.items()
@@ -157,7 +171,7 @@ def test_access_log_has_a_line_a_request_and_warnings_for_failures() -> None:
     assert "nonsense" in refused["error"]
     assert "nonsense" in refused["message"]
     assert (cut["status"], cut["level"]) == (200, "warning")
-    assert "has not been finished within 0.2 s" in cut["message"]
+    assert f"has not been finished within {limit_s:g} s" in cut["message"]
     assert (missing["status"], missing["path"]) == (404, "/nothing")
 
 
@@ -188,13 +202,17 @@ def test_a_request_gets_408_when_its_body_does_not_arrive() -> None:
 
 def test_a_request_gets_429_when_too_many_wait() -> None:
     with DryServer(*SLOW, "--max-num-seqs", "1", "--max-waiting", "1") as server:
-        requests = [RunningRequest(server, max_tokens=150) for _ in range(2)]
+        requests = [RunningRequest(server, max_tokens=400) for _ in range(2)]
         wait_until(lambda: server.metric("vllm:num_requests_waiting") == 1)
-        refused = server.client.post("/v1/completions", json=body(1))
-        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-        error = refused.json()["error"]
-        assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
-        assert server.client.post("/v1/completions", json=body(1) | {"n": 3}).status_code == 429
+        os.kill(server.core_pid, signal.SIGSTOP)  # or the first one may end before there is a third
+        try:
+            refused = server.client.post("/v1/completions", json=body(1))
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            error = refused.json()["error"]
+            assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
+            assert server.client.post("/v1/completions", json=body(1) | {"n": 3}).status_code == 429
+        finally:
+            os.kill(server.core_pid, signal.SIGCONT)
         for request in requests:
             request.join()
             assert request.text.endswith("data: [DONE]\n\n")
@@ -207,9 +225,10 @@ def test_health_fails_when_the_core_hangs_and_recovers(lasting: DryServer) -> No
     try:
         time.sleep(0.7)  # a core without work may be silent for as long as it likes
         assert lasting.client.get("/healthz").status_code == 200
+        begun_s = time.monotonic()
         request = RunningRequest(lasting, max_tokens=50)
-        took = wait_until(lambda: lasting.client.get("/healthz").status_code == 503)
-        assert took >= 0.3
+        wait_until(lambda: lasting.client.get("/healthz").status_code == 503)
+        assert time.monotonic() - begun_s >= 0.5
         assert lasting.client.get("/readyz").status_code == 503
         assert "no step for" in lasting.client.get("/healthz").json()["reason"]
     finally:
@@ -350,7 +369,7 @@ def test_requests_need_a_key_when_the_server_has_keys(tmp_path: Path, monkeypatc
 
 def test_the_server_exits_with_the_reason_when_the_key_file_is_missing(tmp_path: Path) -> None:
     command = serve_command("--dry-run", "--port", "0", "--api-key-file", str(tmp_path / "none"))
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "API keys" in done.stderr
 
@@ -385,7 +404,7 @@ def test_cors_and_tls_are_served(tmp_path: Path) -> None:
 
 def test_the_server_exits_with_the_reason_when_tls_files_are_missing(tmp_path: Path) -> None:
     command = serve_command("--dry-run", "--port", "0", "--ssl-certfile", str(tmp_path / "none"))
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "TLS: no certificate" in done.stderr
 
@@ -395,12 +414,10 @@ def test_a_request_gets_408_when_it_exceeds_the_request_timeout() -> None:
         late = server.client.post("/v1/completions", json=body(stream=False))
         assert (late.status_code, late.json()["error"]["code"]) == (408, "request_timeout")
         assert "0.5 s" in late.json()["error"]["message"]
-        with server.client.stream("POST", "/v1/completions", json=body(), headers={"x-request-timeout": "0.3"}) as cut:
-            assert cut.status_code == 200
-            events = [line for line in cut.iter_lines() if line]
+        limit_s, events = cut_stream(server, 2000, 0.3, *[0.45] * 20)  # the server's own limit is half a second
         assert len(events) > 2
         error = json.loads(events[-1].removeprefix("data: "))["error"]
-        assert (error["code"], "0.3 s" in error["message"]) == ("request_timeout", True)
+        assert (error["code"], f"{limit_s:g} s" in error["message"]) == ("request_timeout", True)
         refused = server.client.post("/v1/completions", json=body(1), headers={"x-request-timeout": "soon"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "x-request-timeout")
         wait_until(lambda: server.metric("vllm:num_requests_running") == 0)
@@ -408,17 +425,25 @@ def test_a_request_gets_408_when_it_exceeds_the_request_timeout() -> None:
 
 
 def test_sse_comments_are_sent_when_a_stream_waits_for_its_first_token() -> None:
+
+    def stream(**headers: str) -> tuple[int, list[str]]:
+        """Returns the status and the lines of a stream that had comments: a busy machine may not get round to them."""
+        for _ in range(5):
+            with server.client.stream("POST", "/v1/completions", json=body(2), headers=headers) as answer:
+                lines = [line for line in answer.iter_lines() if line]
+            if lines[0] == ": waiting":
+                break
+        return answer.status_code, lines
+
     with DryServer("--dry-run-step-ms", "400", "--sse-keepalive", "0.1") as server:
-        with server.client.stream("POST", "/v1/completions", json=body(2)) as stream:
-            lines = [line for line in stream.iter_lines() if line]
+        _, lines = stream()
         assert lines[0] == ": waiting"
         assert lines[-1] == "data: [DONE]"
         answer = [line for line in lines if line.startswith("data: {")]
         assert lines == [*[": waiting"] * (len(lines) - len(answer) - 1), *answer, "data: [DONE]"]
         # From then on an error is told inside of the stream.
-        with server.client.stream("POST", "/v1/completions", json=body(2), headers={"x-request-timeout": "0.3"}) as cut:
-            lines = [line for line in cut.iter_lines() if line]
-        assert (cut.status_code, lines[0]) == (200, ": waiting")
+        status, lines = stream(**{"x-request-timeout": "0.3"})
+        assert (status, lines[0]) == (200, ": waiting")
         assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "request_timeout"
         # Before, it has its own status.
         early = server.client.post("/v1/completions", json=body(2), headers={"x-request-timeout": "0.05"})
