@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 
 
@@ -10,7 +11,7 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
     """Returns a parser for argparse's `type=` that takes an integer in this range."""
 
     def read(text: str) -> int:
-        number = int(text) if text.strip().lstrip("+-").isdecimal() else None
+        number = int(text) if re.fullmatch(r"\s*[+-]?\d{1,30}\s*", text) else None
         if number is None or number < low or (high is not None and number > high):
             raise argparse.ArgumentTypeError(f"{text!r} is not an integer{_range(low, high)}")
         return number
@@ -27,6 +28,20 @@ def seconds(text: str) -> float:
     if not 0 <= number < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0")
     return number
+
+
+def duration(text: str) -> float:
+    """Parses a time for argparse's `type=`: seconds, or hours, minutes and seconds as kubectl writes them (1h30m, 90s).
+    Returns seconds.
+    """
+    if parts := re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?", text, re.ASCII):
+        hours, minutes, rest = (float(part or 0) for part in parts.groups())
+        if text:
+            return hours * 3600 + minutes * 60 + rest
+    try:
+        return seconds(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, nor a duration such as 90s or 10m") from None
 
 
 port_number = whole_number(0, 65_535)

@@ -2,7 +2,7 @@ import argparse
 
 import pytest
 
-from mini_infer_process.command_line import guess, parse_flags, seconds, whole_number
+from mini_infer_process.command_line import duration, guess, parse_flags, seconds, whole_number
 
 
 def parser() -> argparse.ArgumentParser:
@@ -19,6 +19,8 @@ def parser() -> argparse.ArgumentParser:
         ("--max-queue", "-1", "'-1' is not an integer from 0 up to 10"),
         ("--max-queue", "1.5", "'1.5' is not an integer"),
         ("--max-queue", "", "'' is not an integer"),
+        ("--max-queue", "+-5", "'+-5' is not an integer"),
+        ("--max-queue", "9" * 5000, "is not an integer from 0 up to 10"),
         ("--idle-timeout", "inf", "'inf' is not a number of seconds from 0"),
         ("--idle-timeout", "soon", "'soon' is not a number of seconds from 0"),
         ("--max-quue", "1", "unrecognized arguments: --max-quue=1: did you mean --max-queue?"),
@@ -36,3 +38,16 @@ def test_flag_values_in_their_range_are_parsed() -> None:
     options = parse_flags(parser(), ["--max-queue", "10", "--idle-timeout", "0.5"])
     assert (options.max_queue, options.idle_timeout) == (10, 0.5)
     assert guess("--nothing-like-it", parser()) == ": --help lists all flags"
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted_s"), [("60", 60), ("0.5", 0.5), ("0", 0), ("90s", 90), ("10m", 600), ("1h30m", 5400)]
+)
+def test_a_duration_is_seconds_or_as_kubectl_writes_it(text: str, wanted_s: float) -> None:
+    assert duration(text) == wanted_s
+
+
+@pytest.mark.parametrize("text", ["", "nan", "inf", "-1", "-1s", "1m1x", "m", "1d", "s1", "१s"])
+def test_a_duration_is_refused_when_it_is_neither(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="90s"):
+        duration(text)

@@ -15,7 +15,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config import incluster_config
 
 from mini_infer_web import kubernetes_api
-from mini_infer_web.kubernetes_api import AccessError, ApiError, ApiServer, load_configuration
+from mini_infer_web.kubernetes_api import AccessError, ApiError, ApiServer, current_namespace, load_configuration
 from tests.support.api_servers import server_at
 from tests.support.running_gateway import until
 
@@ -66,6 +66,40 @@ async def test_files_are_merged_when_kubeconfig_names_several(tmp_path: Path, mo
     monkeypatch.setenv("KUBECONFIG", f"{clusters}:{users}")
     configuration = await load_configuration()
     assert (configuration.host, await authorization(configuration)) == ("http://k:1", "Bearer t")
+
+
+def test_the_namespace_is_that_of_the_current_context_when_none_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contexts = [
+        {"name": "x", "context": {"cluster": "c", "user": "u"}},
+        {"name": "y", "context": {"cluster": "c", "user": "u", "namespace": "team"}},
+    ]
+    path = tmp_path / "config"
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    for current, namespace in (("y", "team"), ("x", "default"), ("z", "default")):
+        path.write_text(json.dumps({"contexts": contexts, "current-context": current}))
+        assert current_namespace() == namespace
+
+
+@pytest.mark.parametrize("content", [None, "", "a: [1", "[]", "contexts: 1", "\0"])
+def test_the_namespace_is_default_when_no_kubeconfig_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, content: str | None
+) -> None:
+    path = tmp_path / "config"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    assert current_namespace() == "default"
+    assert not caplog.records
+
+
+def test_the_namespace_is_the_pods_when_it_runs_in_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "token").write_text("t")
+    (tmp_path / "namespace").write_text("team")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    monkeypatch.setattr(kubernetes_api, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    assert current_namespace() == "team"
 
 
 @pytest.mark.parametrize(("excepted", "proxy"), [("", "http://p:3128"), ("10.0.0.1,k", None)])

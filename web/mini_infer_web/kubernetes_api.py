@@ -97,6 +97,23 @@ async def load_configuration(kubeconfig: str | None = None) -> Configuration:
     return configuration
 
 
+def current_namespace() -> str:
+    """Returns the namespace of a request that names none, as kubectl does: the pod's own, else that of the kubeconfig's
+    current context, else "default", also where no kubeconfig can be read.
+    """
+    try:
+        if _is_in_cluster():
+            return Path(SERVICE_TOKEN_FILENAME).with_name("namespace").read_text().strip() or "default"
+        files = os.environ.get("KUBECONFIG") or DEFAULT_KUBECONFIG
+        if not _is_any(files):
+            return "default"
+        config = KubeConfigMerger(files).config.value
+        contexts = {context.value["name"]: context.value["context"] for context in config["contexts"]}
+        return str(contexts[config["current-context"]].get("namespace") or "default")
+    except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError, OSError):
+        return "default"
+
+
 def _environment_proxy(server: str) -> str | None:
     """Returns the proxy that HTTPS_PROXY or HTTP_PROXY name for this URL, unless NO_PROXY excepts it."""
     url = urllib.parse.urlsplit(server)

@@ -5,12 +5,13 @@ Imports nothing heavy before it knows which command runs.
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from mini_infer_process.command_line import did_you_mean
+from mini_infer_process.command_line import did_you_mean, duration
 from mini_infer_process.endings import ends_quietly
 from mini_infer_process.extras import missing_packages_name_the_extra
 from mini_infer_process.logs import show_crashes
@@ -47,6 +48,9 @@ Serve language models: on this machine as processes, or look at what the operato
   mini-infer tune --model DIR              measure kernels for a model on this GPU, for engines that start later
   mini-infer rollout undo NAME             back to the revision before; also status, history, restart, pause, resume
 """
+
+
+_NAMESPACE_HELP = "in the cluster (default: that of the kubeconfig's current context, as for kubectl)"
 
 
 def _release() -> str:
@@ -153,7 +157,9 @@ def _add_status(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         description="A line for each InferenceService: of `mini-infer up` in this folder, and of the cluster that "
         "KUBECONFIG names. Exits with 0 if all are ready, 1 if one is not, 2 if nothing could be read.",
     )
-    status.add_argument("name", nargs="?", metavar="NAME", help="one service; all of the namespace if left out")
+    status.add_argument(
+        "name", nargs="?", type=_name, metavar="NAME", help="one service; all of the namespace if left out"
+    )
     _add_where(status)
     status.add_argument("-A", "--all-namespaces", action="store_true", help="of every namespace")
     why = commands.add_parser(
@@ -162,12 +168,12 @@ def _add_status(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         description="Conditions, engines with the last lines of their logs, and Events, for a service of "
         "`mini-infer up` in this folder or of a cluster. Exits with 0 if it is ready, 1 if not.",
     )
-    why.add_argument("name", metavar="NAME")
+    why.add_argument("name", type=_name, metavar="NAME")
     _add_where(why)
 
 
 def _add_where(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-n", "--namespace", default="default", help="in the cluster (default: default)")
+    parser.add_argument("-n", "--namespace", type=_namespace, help=_NAMESPACE_HELP)
     parser.add_argument("--local", action="store_true", help="look at `mini-infer up` in this folder only")
 
 
@@ -191,11 +197,15 @@ def _add_rollout(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         ("abort", "roll the revision that is judged back now"),
     ):
         parser = verbs.add_parser(verb, help=text, description=text[0].upper() + text[1:] + ".")
-        parser.add_argument("name", metavar="NAME")
-        parser.add_argument("-n", "--namespace", default="default", help="(default: default)")
+        parser.add_argument("name", type=_name, metavar="NAME")
+        parser.add_argument("-n", "--namespace", type=_namespace, help=_NAMESPACE_HELP)
         if verb == "status":
             parser.add_argument(
-                "--timeout", type=float, default=600.0, metavar="S", help="give up after so long (default: 600)"
+                "--timeout",
+                type=duration,
+                default=600.0,
+                metavar="S",
+                help="give up after so long: seconds, or 90s, 10m, 1h30m; 0: never (default: 600)",
             )
         if verb == "undo":
             parser.add_argument("--to-revision", type=int, metavar="N", help="a number that history shows")
@@ -247,11 +257,11 @@ def _run(options: argparse.Namespace) -> int:
     if options.command == "status":
         from mini_infer_operator.cli.status_command import show_status
 
-        return show_status(options.name, options.namespace, everywhere=options.all_namespaces, local=options.local)
+        return show_status(options.name, _namespace_of(options), everywhere=options.all_namespaces, local=options.local)
     if options.command == "why":
         from mini_infer_operator.cli.status_command import show_why
 
-        return show_why(options.name, options.namespace, local=options.local)
+        return show_why(options.name, _namespace_of(options), local=options.local)
     if options.command == "rollout":
         return _rollout(options)
     if options.command == "top":
@@ -265,10 +275,16 @@ def _run(options: argparse.Namespace) -> int:
     )
 
 
+def _namespace_of(options: argparse.Namespace) -> str:
+    from mini_infer_web.kubernetes_api import current_namespace
+
+    return options.namespace or current_namespace()
+
+
 def _rollout(options: argparse.Namespace) -> int:
     from mini_infer_operator.cli import rollout_command as rollout
 
-    name, namespace = options.name, options.namespace
+    name, namespace = options.name, _namespace_of(options)
     if options.verb == "status":
         return rollout.status(name, namespace, options.timeout)
     if options.verb == "history":
@@ -280,6 +296,20 @@ def _rollout(options: argparse.Namespace) -> int:
     if options.verb in ("promote", "abort"):
         return rollout.decide(name, namespace, promote=options.verb == "promote")
     return rollout.pause(name, namespace, paused=options.verb == "pause")
+
+
+def _name(text: str) -> str:
+    """Parses the name of an object. It becomes a part of a request's path, so nothing but a name may pass."""
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a name: write 1 to 63 of a-z, 0-9 and -, with a letter or digit at both ends"
+        )
+    return text
+
+
+def _namespace(text: str) -> str | None:
+    """Parses a namespace. An empty one, as of an unset variable of a script, is none, as for kubectl."""
+    return _name(text) if text else None
 
 
 def _port(text: str) -> int:

@@ -1,6 +1,7 @@
 """Runs `mini-infer rollout`, which is for an InferenceService what `kubectl rollout` is for a Deployment."""
 
 import asyncio
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -25,10 +26,13 @@ RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
 
 
 def status(name: str, namespace: str, timeout_s: float) -> int:
-    """Follows a rollout to its end. Returns the exit code: 0 if the spec runs, 1 if it cannot go on or time is up."""
+    """Follows a rollout to its end. Returns the exit code: 0 if the spec runs, 1 if it cannot go on or time is up.
+
+    Never gives up if `timeout_s` is 0, as `kubectl rollout status` does.
+    """
 
     async def follow(server: ApiServer) -> int:
-        printed, deadline = "", time.monotonic() + timeout_s
+        printed, deadline = "", time.monotonic() + (timeout_s or math.inf)
         while True:
             service = await cluster.service(server, namespace, name)
             generation = service["metadata"].get("generation", 0)

@@ -22,7 +22,12 @@ def show_status(name: str | None, namespace: str, *, everywhere: bool, local: bo
 
         async def read(server: ApiServer) -> int:
             nonlocal found
-            if name is not None:
+            if name is not None and everywhere:
+                named = [item for item in await cluster.services(server, None) if item["metadata"]["name"] == name]
+                if not named and not found:
+                    raise cluster.NotFoundError(f"there is no InferenceService {name} in any namespace")
+                found += named
+            elif name is not None:
                 found += [await cluster.service(server, namespace, name)]
             else:
                 found += await cluster.services(server, None if everywhere else namespace)

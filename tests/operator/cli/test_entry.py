@@ -106,3 +106,19 @@ def test_a_remedy_is_named_when_there_is_no_such_command(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("mini-infer: there is no command")
     assert line.endswith(remedy)
+
+
+@pytest.mark.parametrize("arguments", [["status"], ["why"], ["rollout", "restart"], ["rollout", "undo"]], ids=" ".join)
+@pytest.mark.parametrize("name", ["", "..", "a/b", "../pods", "a?b", "-", "A", "é", "a" * 64])
+def test_a_name_is_refused_when_it_could_be_another_path(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], name: str
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([*arguments, "--", name])
+    assert "is not a name" in capsys.readouterr().err
+
+
+def test_a_namespace_is_refused_when_it_could_be_another_path(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["status", "-n", "../x"])
+    assert "'../x' is not a name" in capsys.readouterr().err

@@ -146,7 +146,7 @@ def _above_zero(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r}: write a number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r}: write a number above 0 and below 1e9")
     return number
 
 
