@@ -11,7 +11,7 @@ from mini_infer_operator.canary.decide import decide_canary
 from mini_infer_operator.observe import Observed
 from mini_infer_operator.parse import InvalidServiceError
 from mini_infer_operator.plan.decisions import decisions
-from mini_infer_operator.plan.plan import Plan, make_plan
+from mini_infer_operator.plan.plan import Plan, make_plan, with_created
 from mini_infer_operator.plan.role_switches import with_switches
 from mini_infer_operator.presets.resolve import preset_event, preset_in_force, resolve_or_keep
 from mini_infer_operator.resource import InferenceService
@@ -91,8 +91,8 @@ async def reconcile(backend: Backend) -> float | None:
         failure = PermanentFailure(resolved.lost.reason, str(resolved.lost))
     for decision in decisions(observed, plan) if failure is None else ():
         backend.record_event(stored, decision.reason, decision.message)
-    if failure is None:  # engines that have just switched are ready in their new role
-        observed = replace(observed, workloads=with_switches(observed.workloads, plan.switches))
+    if failure is None:  # new engines exist by now, and those that have just switched are ready in their new role
+        observed = replace(observed, workloads=with_created(with_switches(observed.workloads, plan.switches), plan))
     status = service_status(
         service,
         observed,

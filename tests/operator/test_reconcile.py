@@ -106,6 +106,16 @@ async def test_reconcile_converges_and_writes_nothing_afterwards(edits: list[tup
     assert backend.reports == reports
 
 
+async def test_the_first_status_counts_the_engines_that_the_same_pass_creates() -> None:
+    backend = MemoryBackend(changed({"spec": {"unified": {"replicas": 2}}}))
+    await reconcile(backend)
+    assert backend.stored is not None
+    assert (backend.stored["status"]["replicas"], backend.stored["status"]["readyReplicas"]) == (2, 0)
+    assert backend.ready() == ("False", "Starting")
+    await reconcile(backend)
+    assert backend.reports == 1
+
+
 async def test_reconcile_records_events_for_decisions_and_status_changes_only() -> None:
     backend = MemoryBackend(changed({}))
     await settle(backend)

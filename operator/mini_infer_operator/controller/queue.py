@@ -86,11 +86,11 @@ class WorkQueue(Generic[Key]):
         wake, failures, ended_s = self._wakes[key], 0, float("-inf")
         while True:
             await asyncio.sleep(max(SETTLE_S, ended_s + SPACING_S - self._now_s()))
-            wake.clear()
             started_s = self._now_s()
             try:
                 async with self._slots, asyncio.timeout(WORK_LIMIT_S):
-                    self._tried[key] = self._now_s()
+                    wake.clear()  # the run sees what changed while it waited for a slot
+                    self._tried[key] = started_s = self._now_s()
                     pause_s = await self._work(key)
                 failures, ended_s = 0, self._now_s()
                 self._succeeded(key, started_s, again=wake.is_set())

@@ -34,6 +34,17 @@ class _Entry:
     uid: str
     service: str
     content: bytes
+    """The trimmed object as JSON, without its version."""
+
+    def decoded(self) -> Object:
+        """Returns a copy of the trimmed object."""
+        found: Object = msgspec.json.decode(self.content)
+        found["metadata"]["resourceVersion"] = str(self.version)
+        return found
+
+    def differs(self, before: "_Entry | None") -> bool:
+        """Returns False if this is a version of the same object that differs in nothing that is read."""
+        return before is None or (self.uid, self.service, self.content) != (before.uid, before.service, before.content)
 
 
 class ObjectCache:
@@ -60,29 +71,31 @@ class ObjectCache:
     def put(self, kind: str, found: Mapping[str, Any]) -> ServiceKey | None:
         """Keeps a version that the feed reports, unless a newer one, or the object's deletion, is known.
 
-        Returns the service that the object belongs to, or None if nothing changed.
+        Returns the service that the object belongs to, or None if nothing changed that is read.
         """
         key, uid, version = _identity(found)
-        changed = self._keep(kind, found)
-        entry = self._entries[kind].get(key)
+        before = self._entries[kind].get(key)
+        entry = self._keep(kind, found)
         if entry is not None and (entry.uid, entry.version) == (uid, version):
             self._unconfirmed[kind].discard(key)
-        return changed
+        return (key[0], entry.service) if entry is not None and entry.differs(before) else None
 
     def written(self, kind: str, found: Mapping[str, Any]) -> ServiceKey | None:
         """Keeps the answer to a write of our own until the feed confirms it, or until a newer list lacks the object.
 
-        Returns None and changes nothing if the feed has reported this version or a later one.
+        Returns None if nothing changed that is read. Changes nothing if the feed has reported this version or a later
+        one.
         """
         key, _, version = _identity(found)
-        cached = self._entries[kind].get(key)
+        before = self._entries[kind].get(key)
         reported = max(self._complete.get((kind, key[0]), 0), self._complete.get((kind, None), 0))
-        if version <= reported or (cached is not None and version <= cached.version):
+        if version <= reported or (before is not None and version <= before.version):
             return None
-        changed = self._keep(kind, found)
-        if changed is not None:
-            self._unconfirmed[kind].add(key)
-        return changed
+        entry = self._keep(kind, found)
+        if entry is None or entry is before:
+            return None
+        self._unconfirmed[kind].add(key)
+        return (key[0], entry.service) if entry.differs(before) else None
 
     def drop(
         self, kind: str, namespace: str, name: str, *, uid: str | None = None, version: int | None = None
@@ -134,12 +147,12 @@ class ObjectCache:
     def get(self, kind: str, namespace: str, name: str) -> Object | None:
         """Returns a copy of the trimmed object, or None if it is not known."""
         entry = self._entries[kind].get((namespace, name))
-        return None if entry is None else dict(msgspec.json.decode(entry.content))
+        return None if entry is None else entry.decoded()
 
     def of_service(self, kind: str, namespace: str, service: str) -> list[Object]:
         """Returns copies of all objects of a kind that belong to the service, sorted by name."""
         names = self._of_service.get((kind, namespace, service), ())
-        return [msgspec.json.decode(self._entries[kind][namespace, name].content) for name in sorted(names)]
+        return [self._entries[kind][namespace, name].decoded() for name in sorted(names)]
 
     def presets(self) -> list[Object] | None:
         """Returns copies of all InferencePresets; None if they are not served, or not watched."""
@@ -175,18 +188,20 @@ class ObjectCache:
         """Returns the services that objects of this kind belong to, whether these exist or not."""
         return {(key[0], entry.service) for key, entry in self._entries[kind].items()}
 
-    def _keep(self, kind: str, found: Mapping[str, Any]) -> ServiceKey | None:
+    def _keep(self, kind: str, found: Mapping[str, Any]) -> _Entry | None:
+        """Keeps this version unless a newer one, or the object's deletion, is known. Returns what is kept now."""
         key, uid, version = _identity(found)
         service, before = service_of(kind, found), self._entries[kind].get(key)
         if before is not None and before.uid == uid and version <= before.version:
-            return None
+            return before
         if version <= self._tombstones.get((kind, *key, uid), -1):
-            return None
+            return before
         if before is not None and before.service != service:
             self._remove(kind, key)
-        self._entries[kind][key] = _Entry(version, uid, service, msgspec.json.encode(trimmed(kind, found)))
+        entry = _Entry(version, uid, service, msgspec.json.encode(trimmed(kind, found)))
+        self._entries[kind][key] = entry
         self._of_service[kind, key[0], service].add(key[1])
-        return key[0], service
+        return entry
 
     def _remove(self, kind: str, key: tuple[str, str]) -> ServiceKey:
         entry = self._entries[kind].pop(key)

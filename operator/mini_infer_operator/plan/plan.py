@@ -99,6 +99,13 @@ def make_plan(service: InferenceService, observed: Observed, now: datetime, cana
     return Plan(workloads, times, frozenset(draining), switches, overdue, look_again_s, target)
 
 
+def with_created(workloads: Sequence[ObservedWorkload], plan: Plan) -> list[ObservedWorkload]:
+    """Returns the workloads as they are once the plan's new ones exist, whose engines are not ready yet."""
+    seen = {(workload.role, workload.revision) for workload in workloads}
+    new = [w for w in plan.workloads if w.launch is not None and (w.role, w.revision) not in seen]
+    return [*workloads, *(ObservedWorkload(w.role, w.revision, w.replicas, ready=0, available=0) for w in new)]
+
+
 def _with_canary(state: RoleState, canary: CanaryState | None, target: str) -> RoleState:
     """Returns the role with the limits of a canary: what was rolled back, or is older, is never needed."""
     if canary is None or canary.phase == "Promoted":

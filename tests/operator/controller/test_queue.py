@@ -113,6 +113,30 @@ async def test_work_queue_shortens_a_backoff_when_an_event_comes(monkeypatch: py
     assert all(pause >= 0.05 for pause in pauses)
 
 
+async def test_what_changes_while_a_key_waits_for_a_slot_needs_no_run_of_its_own() -> None:
+    free, runs = asyncio.Event(), list[str]()
+
+    async def work(key: str) -> float:
+        runs.append(key)
+        if key != "k":
+            await free.wait()
+        return float("inf")
+
+    queue = WorkQueue(work, resync_s=1000)
+    for number in range(queue_module.CONCURRENCY):
+        queue.add(f"busy-{number}")
+    await until(lambda: len(runs) == queue_module.CONCURRENCY)
+    queue.add("k")
+    await asyncio.sleep(0.02)  # it waits for a slot
+    queue.add("k")
+    free.set()
+    await until(lambda: "k" in runs)
+    await asyncio.sleep(0.03)
+    assert runs.count("k") == 1
+    assert queue.depth() == 0
+    await queue.close()
+
+
 async def test_the_answer_says_when_to_look_again() -> None:
     calls = 0
 

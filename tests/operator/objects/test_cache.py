@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from itertools import permutations, product
 from typing import Any
 
@@ -7,13 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mini_infer_operator.objects.cache import ObjectCache
+from mini_infer_operator.objects.observed_objects import observed_of
+from mini_infer_operator.objects.trim import trimmed
+from mini_infer_operator.resource import LABEL_REVISION, LABEL_ROLE
 
 SERVICE = "serving.mini-infer.io/service"
+DEPLOYED = "NewReplicaSetAvailable"
 
 
 def pod(name: str, version: int, service: str = "s", uid: str = "u", namespace: str = "n") -> dict[str, Any]:
     metadata = {"name": name, "namespace": namespace, "uid": uid, "resourceVersion": str(version)}
-    return {"metadata": {**metadata, "labels": {SERVICE: service}}, "spec": {"nodeName": "node", "containers": []}}
+    spec, status = {"nodeName": "node", "containers": []}, {"message": f"changed at {version}"}
+    return {"metadata": {**metadata, "labels": {SERVICE: service}}, "spec": spec, "status": status}
 
 
 def test_cache_ignores_older_versions_and_accepts_a_new_uid() -> None:
@@ -54,6 +60,49 @@ def test_cache_keeps_only_the_fields_that_are_read() -> None:
     assert deployment["metadata"]["managedFields"] == [
         {"manager": "kubectl", "fieldsV1": {"f:spec": {"f:paused": {}}}},
     ]
+
+
+def test_cache_reports_no_change_when_a_version_differs_in_nothing_that_is_read() -> None:
+    cache, begun = ObjectCache(), {"type": "Progressing", "status": "True", "reason": "NewReplicaSetCreated"}
+    metadata = pod("d", 1)["metadata"]
+    deployment = {"metadata": metadata, "spec": {"replicas": 1}}
+    assert cache.put("Deployment", deployment) == ("n", "s")
+    later = {**deployment, "metadata": {**metadata, "resourceVersion": "2"}}
+    assert cache.put("Deployment", {**later, "status": {"observedGeneration": 1, "conditions": [begun]}}) is None
+    kept = cache.get("Deployment", "n", "d")
+    assert kept is not None
+    assert kept["metadata"]["resourceVersion"] == "2"  # it is kept all the same
+    ready = {**deployment, "metadata": {**metadata, "resourceVersion": "3"}, "status": {"readyReplicas": 1}}
+    assert cache.put("Deployment", ready) == ("n", "s")
+
+
+def test_an_answer_that_differs_in_nothing_that_is_read_outlives_a_list_that_began_before_it() -> None:
+    cache, first = ObjectCache(), pod("a", 5)
+    cache.put("Pod", first)
+    again = {**first, "metadata": {**first["metadata"], "resourceVersion": "8"}}
+    assert cache.written("Pod", again) is None
+    assert cache.replace("Pod", None, [], version=7) == set()
+    assert cache.get("Pod", "n", "a") is not None
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {},
+        {"replicas": 2, "readyReplicas": 2, "availableReplicas": 1, "observedGeneration": 3},
+        {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": "quota", "lastUpdateTime": "x"}]},
+        {"readyReplicas": 0, "conditions": [{"type": "Progressing", "status": "True", "reason": DEPLOYED}]},
+        {"readyReplicas": 0, "conditions": [{"type": "Progressing", "status": "True", "reason": "Other"}]},
+    ],
+)
+def test_a_trimmed_deployment_is_observed_as_the_whole_one_is(status: dict[str, Any]) -> None:
+    labels = {SERVICE: "s", LABEL_ROLE: "unified", LABEL_REVISION: "r"}
+    whole = {"metadata": {**pod("d", 1)["metadata"], "labels": labels}, "spec": {"replicas": 2}, "status": status}
+    of_whole, of_trimmed = (
+        observed_of([each], [], "engine:1", min_ready=timedelta(0), now=datetime(2026, 1, 1, tzinfo=UTC))
+        for each in (whole, trimmed("Deployment", whole))
+    )
+    assert of_trimmed == of_whole
 
 
 def test_cache_knows_which_manifest_a_version_contains_until_the_object_changes_or_is_gone() -> None:
