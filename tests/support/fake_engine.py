@@ -1,6 +1,7 @@
 """An engine without a model, for tests of the gateway: HTTP, KV events, replay and snapshot, and faults on request."""
 
 import asyncio
+import contextlib
 import json
 import ssl
 from typing import Any, Self
@@ -139,17 +140,17 @@ class FakeEngine:
         await self.runner.setup()
         await web.TCPSite(self.runner, "127.0.0.1", port, ssl_context=self.tls).start()
         self.port = self.runner.addresses[0][1]
-        context = zmq.asyncio.Context.instance()
-        self._publisher, self._router = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
-        self.events_port = self._bind(self._publisher, events_port)
+        self.speak(events_port)
+        self._router = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
         self.replay_port = self._bind(self._router, 0)
-        self._tasks = [asyncio.create_task(self._replay())]
+        self._tasks.append(asyncio.create_task(self._replay()))
 
     async def stop(self) -> None:
         """Closes everything."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
         self._publisher.close(0)
         self._router.close(0)
         await self.runner.cleanup()
@@ -158,10 +159,25 @@ class FakeEngine:
         """Closes the event socket; HTTP goes on."""
         self._publisher.close(0)
 
-    def speak(self, events_port: int) -> None:
-        """Opens the event socket again."""
-        self._publisher = zmq.asyncio.Context.instance().socket(zmq.PUB)
-        self._bind(self._publisher, events_port)
+    def speak(self, events_port: int = 0) -> None:
+        """Opens the event socket, for the first time or again."""
+        self._publisher, self._subscribed = zmq.asyncio.Context.instance().socket(zmq.XPUB), asyncio.Event()
+        self.events_port = self._bind(self._publisher, events_port)
+        self._tasks.append(asyncio.create_task(self._note_subscriptions(self._publisher, self._subscribed)))
+
+    async def _note_subscriptions(self, publisher: zmq.asyncio.Socket, subscribed: asyncio.Event) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # it was closed
+            while True:
+                if (await publisher.recv()).startswith(b"\x01"):
+                    subscribed.set()
+
+    async def _has_subscriber(self) -> None:
+        """Waits for one, as snapshots and replays do: what is published before a subscription has arrived, nobody gets,
+        and on a busy machine it may arrive late.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(20.0):
+                await self._subscribed.wait()
 
     @property
     def connections(self) -> list[web.RequestHandler]:
@@ -319,6 +335,7 @@ class FakeEngine:
         if not self.serves_snapshot:
             raise web.HTTPNotFound
         self.snapshots += 1
+        await self._has_subscriber()
         # A parent is younger than its children here.
         chains = [block_stored([key], parent, self.tokens[key]) for key, parent in reversed(self.cache.parents.items())]
         return web.Response(body=encode(Snapshot(self.sequence - 1, chains)) + bytes(self.snapshot_padding_bytes))
@@ -328,6 +345,7 @@ class FakeEngine:
             client, _, frame = await self._router.recv_multipart()
             self.replays += 1
             first = read_sequence(frame)
+            await self._has_subscriber()
             for sequence, payload in self.sent:
                 if sequence >= first:
                     await self._router.send_multipart([client, b"", sequence_frame(sequence), payload])

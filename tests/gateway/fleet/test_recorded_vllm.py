@@ -44,7 +44,8 @@ class RecordedServer:
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         self._port = self._runner.addresses[0][1]
-        self._publisher = zmq.asyncio.Context.instance().socket(zmq.PUB)
+        self._publisher = zmq.asyncio.Context.instance().socket(zmq.XPUB)
+        self._is_subscribed = False
         self._events_port = self._publisher.bind_to_random_port("tcp://127.0.0.1")
 
     async def stop(self) -> None:
@@ -53,6 +54,9 @@ class RecordedServer:
 
     async def publish(self, sequence: int, name: str) -> None:
         """A recorded batch, in the three frames in which the publisher sends it."""
+        if not self._is_subscribed:  # what is sent before, nobody gets
+            await self._publisher.recv()
+            self._is_subscribed = True
         payload = bytes.fromhex(VLLM[self._version][name])
         await self._publisher.send_multipart([EVENTS_TOPIC, sequence_frame(sequence), payload])
 
