@@ -143,7 +143,7 @@ def test_a_copy_has_ended_when_it_has_on_all_ranks(group: Group) -> None:
     group.second.ended = [Moved(3, 0.2, [6])]
     group.rank.report()
     assert not group.rank.are_under_way
-    group.memory.wait(1.0)
+    group.memory.wait(60.0)
     [moved] = group.memory.take()
     assert (moved.ticket, moved.seconds, moved.error) == (3, 0.2, "")
     assert moved == joined([Moved(3, 0.1, [5]), Moved(3, 0.2, [6])])
@@ -153,7 +153,7 @@ def test_a_copy_fails_with_the_reason_when_one_rank_cannot_begin_it(group: Group
     group.second.error = "no memory"
     group.memory.store(4, [PageMove(1, 2)])
     group.first.ended = [Moved(4, 0.1, [5])]
-    group.memory.wait(1.0)
+    group.memory.wait(60.0)
     [moved] = group.memory.take()
     assert "rank 1: ValueError: no memory" in moved.error
 

@@ -132,7 +132,7 @@ def test_two_node_text_equals_one_process_and_the_group_ends_together() -> None:
     leader = EngineServer(*FLAGS, *group, port, variables=pod | {"LWS_WORKER_INDEX": "0"}, limit_s=START_S)
     try:
         for path, status in (("/healthz", 200), ("/readyz?x", 200), ("/v1/models", 404)):
-            assert httpx.get(f"http://127.0.0.1:{health}{path}").status_code == status
+            assert httpx.get(f"http://127.0.0.1:{health}{path}", timeout=60).status_code == status
         text = leader.client.post("/v1/completions", json=REQUEST).json()["choices"][0]["text"]
         assert text == text_of_one_process()
         (rank,) = _children(worker.pid)
@@ -157,20 +157,20 @@ def test_a_rank_that_hangs_ends_both_nodes() -> None:
         _, log = worker.communicate(timeout=HANG_S)
         assert (leader.wait(), worker.returncode) == (1, 1)
         assert "this node leaves the group" in log.splitlines()[-1]
-        assert not Path(f"/proc/{rank}").exists()
+        wait_until(lambda: not Path(f"/proc/{rank}").exists())
 
 
 def test_a_worker_stays_until_its_leader_has_finished_when_it_gets_sigterm() -> None:
     with two_nodes() as (leader, worker):
         client = _Waiting(leader.url, max_tokens=150)
-        wait_until(lambda: "data:" in client.text, 30)
+        wait_until(lambda: "data:" in client.text)
         worker.send_signal(signal.SIGTERM)
         time.sleep(0.5)  # LeaderWorkerSet's controller ends the leader of a group whose worker is being deleted
         leader.process.send_signal(signal.SIGTERM)
-        client.thread.join(60)
+        client.thread.join(HANG_S)
         assert client.text.rstrip().endswith("data: [DONE]"), client.text[-300:]
-        assert leader.process.wait(20) == 0
-        assert worker.wait(20) == 0
+        assert leader.process.wait(HANG_S) == 0
+        assert worker.wait(HANG_S) == 0
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +220,7 @@ def test_a_worker_without_a_leader_exits_when_it_gets_sigterm() -> None:
     try:
         assert worker.stderr is not None
         assert any("ranks 1 to 1 of the group" in line for line in worker.stderr)
-        wait_until(lambda: bool(_children(worker.pid)), 30)
+        wait_until(lambda: bool(_children(worker.pid)))
         worker.send_signal(signal.SIGTERM)
         worker.wait(HANG_S)
     finally:
