@@ -182,7 +182,6 @@ def test_a_page_is_bounded_when_a_decode_completes_it_and_read_when_its_keys_mat
         ({**QUEST, "speculative_method": "ngram"}, "--speculative-method"),
         ({**QUEST, "pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
         ({**QUEST, "kv_host_memory": 10**8}, "--kv-host-memory"),
-        ({**QUEST, "kv_policy": "streaming-llm", "kv_budget": 64}, "--kv-policy"),
         ({**QUEST, "kv_cache_dtype": "int8"}, "kv_selection"),
     ],
 )
@@ -208,12 +207,6 @@ def test_models_are_refused_when_their_attention_has_no_pages_to_select(
     save_tiny_model(tmp_path, architecture, **changes)
     with pytest.raises(ModelError, match=named):
         open_llm(tmp_path, **QUEST)
-
-
-def test_a_request_that_would_lose_tokens_is_refused_when_decodes_select_pages(folder: Path) -> None:
-    params = SamplingParams(max_tokens=1, kv_policy="streaming-llm", kv_budget=64)
-    with pytest.raises(ValueError, match="kv_policy"):
-        open_llm(folder, **QUEST).generate(prompts(1), params, use_tqdm=False)
 
 
 def test_transfer_of_pages_is_refused(folder: Path) -> None:

@@ -7,14 +7,15 @@ from mini_infer_engine.models.registry import class_of
 
 
 def check_selection(settings: EngineSettings, config: ModelConfig, device_type: str, *, moves_kv: bool) -> None:
-    """Raises ModelError if decodes are to select pages, and the model or KV transfer does not go with it.
+    """Raises ModelError if decodes are to select pages, and the model, the device or KV transfer does not go with it.
 
     `moves_kv` says if keys and values go to other engines or come from them.
     """
-    del device_type
     if settings.kv_selection == "none":
         return
     obstacle = _obstacle(config, moves_kv=moves_kv)
+    if settings.kv_policy != "full" and device_type != "cpu":
+        obstacle = f"on a GPU, tokens that --kv-policy {settings.kv_policy} keeps have no bounds yet"
     if obstacle is not None:
         raise ModelError(f"kv_selection = {settings.kv_selection!r}: {obstacle}: leave it out.")
 

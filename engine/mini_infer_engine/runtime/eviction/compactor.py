@@ -16,6 +16,7 @@ from mini_infer_engine.layers.attention import Attention, AttentionBlock
 from mini_infer_engine.layers.norm import rms_norm
 from mini_infer_engine.layers.rotary import Rotary, rotate_
 from mini_infer_engine.ops.base import AttentionPass
+from mini_infer_engine.runtime.attention.page_scores import key_bounds
 from mini_infer_engine.runtime.eviction.scores import (
     attention_sums,
     h2o_kept,
@@ -79,7 +80,17 @@ class Compactor:
                 kept = snapkv_kept(torch.stack(self._observations.pop(row.slot).scores), num_keys, num_kept)
             else:
                 kept = streaming_llm_kept(num_keys, num_kept, NUM_SINKS, self._pool.pages.device).view(1, 1, -1)
-            self._pool.compact(kept, source, self._page_ids(row.compaction.pages, num_kept))
+            target = self._page_ids(row.compaction.pages, num_kept)
+            self._pool.compact(kept, source, target)
+            self._bound(target[: num_kept // self._pool.spec.page_size])
+
+    def _bound(self, pages: Tensor) -> None:
+        """Makes the bounds of complete pages [pages] int64 anew, in which each KV head has keys of its own now."""
+        if self._pool.bounds is None:
+            return
+        for layer in range(self._pool.spec.num_layers):
+            if (bounds := self._pool.bounds.of_layer(layer)) is not None:
+                bounds[pages] = key_bounds(self._pool.pages[pages, layer, 0])
 
     def _page_ids(self, page_table: Sequence[int], num_tokens: int) -> Tensor:
         num_pages = -(-num_tokens // self._pool.spec.page_size)

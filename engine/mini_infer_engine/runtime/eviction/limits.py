@@ -20,8 +20,8 @@ def eviction_obstacle(
         return "the model caches latents"
     if isinstance(pool, MixedKVPool) or len({layer.layer for layer in layers}) < len(layers):
         return "the model's layers have different heads, or share keys and values"
-    if pool.bounds is not None:
-        return "tokens that are kept have no bounds by which decodes select pages (--kv-selection)"
+    if pool.bounds is not None and pool.pages.device.type != "cpu":
+        return "on a GPU, tokens that are kept have no bounds yet by which decodes select pages (--kv-selection)"
     if any(layer.sliding_window is not None and layer.sliding_window < max_model_len for layer in layers):
         return "a sliding window of the model counts cached tokens"
     if config.stage.size > 1:
