@@ -8,24 +8,31 @@ A needle is asked for by the first words of its sentence, at the end of the cont
 next; "one" has a context for each needle, "eight" a context with eight of them. Text is scored by tokens that are
 forced (structured output of token ids): their perplexity, how often the likeliest token is that of the full cache, and
 the KL from the full cache's distribution, over tokens that are among the 20 likeliest of both, and all others as one. A
-budget is a share of each prompt. Bytes are those of one sequence of the context's length. With `--kvpress`, NVIDIA's
-kvpress answers the same questions through transformers, for what it has.
+budget is a share of each prompt. Bytes are those of one sequence of the context's length with the bounds of its pages:
+what it takes, and what a decode reads of it, on average over layers. Two stages (RocketKV, arXiv 2502.14051) are a
+policy, and a selection among what it keeps: of pages, as the engine selects them, or by RocketKV's own approximation
+("hybrid"), a reference that this script has. With `--kvpress`, NVIDIA's kvpress answers the same questions through
+transformers, for what it has.
 """
 
 import argparse
 import gc
 import math
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any, get_args
 
 from common.report import integers, log_line, make_parser, print_table, save, words
+from common.rocketkv_reference import hybrid_decodes
 
 from mini_infer_contract.engine_options import KVPolicyName
 from mini_infer_engine import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
+from mini_infer_engine.config.options.kv_selection import DENSE_LAYERS
 from mini_infer_engine.config.options.settings import EngineSettings
 
 TOPICS = ("compound", "specialnames")
@@ -49,6 +56,8 @@ _WORDS = (
 _LIKELIEST = 20
 _FORCED = 48
 _DIGITS = 4
+_HYBRID_PAGE, _HYBRID_ELEMENTS = 4, 4
+"""Tokens of a page of RocketKV's approximation, which reads one of so many elements of a key."""
 _TIER_PAGES = 1.5
 """Contexts that fit the device's pool where blocks are to come back from a tier."""
 
@@ -63,8 +72,27 @@ class Method:
     policy: str | None = None
     share: float = 1.0
     """Share of a prompt's tokens that is retained."""
+    selected_tokens: int | None = None
+    """Tokens to which a decode attends; None means all that are retained."""
+    is_hybrid: bool = False
+    """True if they are selected as RocketKV does."""
     kept: Callable[["Sizes"], float] = lambda sizes: sizes.context * sizes.token_bytes
     """Bytes of keys and values of one sequence."""
+
+    def bounds(self, sizes: "Sizes") -> float:
+        """Returns the bytes of the bounds of one sequence's pages, in the layers that select."""
+        page_size = _HYBRID_PAGE if self.is_hybrid else sizes.page_size
+        selects = 0 if self.selected_tokens is None else 1 - DENSE_LAYERS / sizes.num_layers
+        return selects * self.kept(sizes) / page_size  # two keys a page: the bytes of one token
+
+    def read(self, sizes: "Sizes") -> float:
+        """Returns the bytes that a decode reads of one sequence."""
+        if self.selected_tokens is None:
+            return self.kept(sizes)
+        dense = DENSE_LAYERS / sizes.num_layers
+        bounds = self.bounds(sizes) / (2 * _HYBRID_ELEMENTS if self.is_hybrid else 1)  # one bound of each element
+        selected = min(self.selected_tokens * sizes.token_bytes, self.kept(sizes))
+        return dense * self.kept(sizes) + (1 - dense) * selected + bounds
 
 
 @dataclass(frozen=True)
@@ -76,6 +104,8 @@ class Sizes:
     """Bytes of one token, as the engine stores it."""
     tier_token_bytes: float
     """Bytes of one token in main memory."""
+    page_size: int
+    num_layers: int
 
 
 @dataclass(frozen=True)
@@ -85,7 +115,7 @@ class Work:
     one: list[tuple[list[int], str]]
     """Contexts with one needle and its question, and the number."""
     eight: list[tuple[list[int], str]]
-    """One context with all needles, and each of the questions."""
+    """Contexts with all needles, and each of the questions."""
     texts: list[tuple[list[int], list[int]]]
     """Contexts, and the tokens that are forced."""
 
@@ -103,10 +133,28 @@ def methods_of(args: argparse.Namespace) -> list[Method]:
         for divisor in args.budgets:
             name, options = f"{policy} 1/{divisor}", sums if policy == "h2o" else {}
             found.append(Method(name, options, policy=policy, share=1 / divisor, kept=_kept_share(divisor)))
+    selecting = {"kv_selection": "quest", "kv_selection_budget": args.context // args.page_size * args.page_size}
     for divisor in args.budgets:
-        tokens = max(64, args.context // divisor // args.page_size * args.page_size)
-        options = {"kv_selection": "quest", "kv_selection_budget": tokens}
-        found.append(Method(f"quest 1/{divisor} is read", options))
+        name = f"quest 1/{divisor} is read"
+        found.append(Method(name, selecting, selected_tokens=_selected(divisor, args)))
+    for divisor in args.kept:
+        for stage in args.stages:
+            selected = _selected(divisor * stage, args)
+            if selected > args.context / (divisor * stage):  # as much as another row reads
+                continue
+            for kind in ("quest", "hybrid"):
+                name = f"snapkv-wide 1/{divisor} + {kind} 1/{stage}"
+                found.append(
+                    Method(
+                        name,
+                        selecting,
+                        policy="snapkv-wide",
+                        share=1 / divisor,
+                        selected_tokens=selected,
+                        is_hybrid=kind == "hybrid",
+                        kept=_kept_share(divisor),
+                    )
+                )
     options = set(EngineSettings.__struct_fields__)
     return [
         method
@@ -115,6 +163,11 @@ def methods_of(args: argparse.Namespace) -> list[Method]:
         and (method.policy is None or method.policy in get_args(KVPolicyName))
         and any(method.name.startswith(chosen) for chosen in args.methods)
     ]
+
+
+def _selected(divisor: int, args: argparse.Namespace) -> int:
+    """Returns a share of the context in whole pages, of which page selection reads four at least."""
+    return max(4 * args.page_size, args.context // divisor // args.page_size * args.page_size)
 
 
 def _kept_share(divisor: int) -> Callable[[Sizes], float]:
@@ -130,13 +183,18 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=2048, help="tokens of every context")
     parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument("--budgets", type=integers, default=[2, 4, 8], metavar="N,...", help="parts of a prompt: 1/N")
+    parser.add_argument(
+        "--kept", type=integers, default=[2, 4, 8], metavar="N,...", help="of two stages: the first's 1/N"
+    )
+    parser.add_argument("--stages", type=integers, default=[2, 4], metavar="N,...", help="of what is kept 1/N is read")
     parser.add_argument("--methods", type=words, default=[""], metavar="NAME,...", help="beginnings of their names")
     parser.add_argument("--one", type=int, default=len(NEEDLES), help="contexts with one needle")
+    parser.add_argument("--draws", type=int, default=1, help="contexts with eight needles")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="PNG of retrieval and KL over bytes")
     parser.add_argument("--kvpress", action="store_true", help="kvpress beside it; only SmolLM2")
     args = parser.parse_args()
     if args.smoke:
-        vars(args).update({"model": "demo", "context": 192, "budgets": [2], "one": 1})
+        vars(args).update({"model": "demo", "context": 192, "budgets": [2], "kept": [2], "stages": [2], "one": 1})
     result: dict[str, Any] = {"model": args.model, "context": args.context, "methods": {}}
     methods, full = methods_of(args), None
     work: Work | None = None
@@ -146,7 +204,8 @@ def main() -> None:
         fill(engine, work)
         for method in (method for method in methods if method.engine == options):
             log_line(method.name)
-            found = measure(engine, method, work, full, args)
+            with selecting(engine, method):
+                found = measure(engine, method, work, full, args)
             logprobs = found.pop("logprobs")
             full = full or logprobs
             result["methods"][method.name] = found
@@ -178,7 +237,7 @@ def open_engine(args: argparse.Namespace, options: dict[str, Any]) -> LLM:
     """Starts an engine. With a tier, its pool has room for little more than one context, so that blocks leave it."""
     common = {"device": args.device, "dtype": args.dtype, "page_size": args.page_size, "max_num_seqs": len(NEEDLES)}
     length = args.context + 256
-    tokens = (args.one + 3) * length + len(NEEDLES) * 256
+    tokens = (args.one + args.draws + len(TOPICS)) * length + len(NEEDLES) * 256
     if "kv_tier_dtype" in options:
         probe = LLM(args.model, max_model_len=length, kv_cache_memory=400_000_000, **common)
         token_bytes = probe._engine._runner.pool.spec.page_bytes // args.page_size
@@ -186,8 +245,17 @@ def open_engine(args: argparse.Namespace, options: dict[str, Any]) -> LLM:
         gc.collect()
         memory = {"kv_cache_memory": int(_TIER_PAGES * length * token_bytes), "kv_host_memory": tokens * token_bytes}
     else:
-        memory = {"kv_cache_memory": 1_000_000_000}
+        memory = {"kv_cache_memory": 1_500_000_000}
     return LLM(args.model, max_model_len=length, **common, **memory, **options)
+
+
+def selecting(engine: LLM, method: Method) -> AbstractContextManager[None]:
+    """Has an engine's decodes select as a method does, while this is entered."""
+    if method.selected_tokens is None:
+        return nullcontext()
+    pool = engine._engine._runner.pool
+    pool.bounds.budget_pages = method.selected_tokens // pool.spec.page_size
+    return hybrid_decodes(_HYBRID_PAGE, _HYBRID_ELEMENTS) if method.is_hybrid else nullcontext()
 
 
 def make_work(tokenizer: Any, args: argparse.Namespace) -> Work:
@@ -221,12 +289,20 @@ def make_work(tokenizer: Any, args: argparse.Namespace) -> Work:
         later = [topics[each] for each in sorted(topics) if each >= name]
         tokens = ids("\n\n".join(later)[: 8 * (args.context + _FORCED)])
         texts.append((tokens[: args.context], tokens[args.context : args.context + _FORCED]))
+    for _ in range(args.draws - 1):
+        numbers = [str(draw.randrange(10 ** (_DIGITS - 1), 10**_DIGITS)) for _ in NEEDLES]
+        shared = haystack(range(len(NEEDLES)))
+        eight += [(shared + question(place), numbers[place]) for place in range(len(NEEDLES))]
     return Work(one, eight, texts)
 
 
 def fill(engine: LLM, work: Work) -> None:
     """Computes every context once, so that methods hit it, and lets a tier have it."""
-    for prompt in [work.eight[0][0], *(prompt for prompt, _ in work.one), *(prompt for prompt, _ in work.texts)]:
+    for prompt in [
+        *(prompt for prompt, _ in work.eight[:: len(NEEDLES)]),
+        *(prompt for prompt, _ in work.one),
+        *(prompt for prompt, _ in work.texts),
+    ]:
         run(engine, [prompt], [SamplingParams(temperature=0, max_tokens=1)])
         while engine._engine.write_behind():
             engine._engine._tiers.wait(1.0)
@@ -251,7 +327,8 @@ def measure(
     cached = []
     for name, asked in (("eight", work.eight), ("one", work.one)):
         texts = []
-        for some in [asked] if name == "eight" else [[each] for each in asked]:
+        together = len(NEEDLES) if name == "eight" else 1
+        for some in (asked[place : place + together] for place in range(0, len(asked), together)):
             prompts = [prompt for prompt, _ in some]
             outputs = run(engine, prompts, [sampling(prompt, max_tokens=_DIGITS + 2) for prompt in prompts])
             texts += [output.outputs[0].text for output in outputs]
@@ -283,7 +360,10 @@ def measure(
     host = engine._engine._runner.host_memory
     token_bytes = engine._engine._runner.pool.spec.page_bytes // args.page_size
     tier_bytes = host.page_bytes / args.page_size if host is not None else token_bytes
-    found["KiB"] = method.kept(Sizes(args.context, token_bytes, tier_bytes)) / 1024
+    num_layers = engine._engine._runner.pool.spec.num_layers
+    sizes = Sizes(args.context, token_bytes, tier_bytes, args.page_size, num_layers)
+    found["KiB"] = (method.kept(sizes) + method.bounds(sizes)) / 1024
+    found["KiB read"] = method.read(sizes) / 1024
     return found | {"logprobs": logprobs}
 
 
@@ -304,7 +384,7 @@ def kl(one: dict[int, float], other: dict[int, float]) -> float:
 
 def show(result: dict[str, Any]) -> None:
     """Prints the table."""
-    names = ("KiB", "one", "eight", "KL", "perplexity", "same likeliest", "ms a token")
+    names = ("KiB", "KiB read", "one", "eight", "KL", "perplexity", "same likeliest", "ms a token")
     print_table(["", *names], [[label, *(found[name] for name in names)] for label, found in result["methods"].items()])
     for label, found in result.get("kvpress", {}).items():
         print(f"kvpress, {label}: {found}")
@@ -317,23 +397,26 @@ def plot(result: dict[str, Any], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(1, 2, figsize=(9, 3.8))
+    figure, panels = pyplot.subplots(2, 2, figsize=(9, 7.2), sharey="row")
     families: dict[str, list[dict[str, Any]]] = {}
     for label, found in result["methods"].items():
-        families.setdefault(label.split(" 1/")[0], []).append(found)
+        families.setdefault(re.sub(r" 1/\d+( is read)?", "", label), []).append(found)
     titles = {"eight": "one of eight needles found", "KL": "KL to the full cache, nats a token"}
-    for panel, (name, title) in zip(panels, titles.items(), strict=True):
-        for label, found in families.items():
-            panel.plot([one["KiB"] for one in found], [one[name] for one in found], "o-", label=label)
-        for label, found in result.get("kvpress", {}).items() if name == "eight" else ():
-            share = 1 / int(label.rsplit("/", 1)[1])
-            panel.plot([share * result["methods"]["full"]["KiB"]], [found[name]], "kx")
-        panel.set_xscale("log", base=2)
-        panel.set_xlabel("KiB of keys and values")
-        panel.set_title(title, fontsize=10)
-    panels[0].set_ylim(-0.03, 1.03)
-    panels[1].set_yscale("symlog", linthresh=1e-4)
-    panels[1].legend(fontsize=7)
+    for row, (name, title) in zip(panels, titles.items(), strict=True):
+        for panel, axis in zip(row, ("KiB", "KiB read"), strict=True):
+            for label, found in families.items():
+                ordered = sorted(found, key=lambda one: one[axis])
+                panel.plot([one[axis] for one in ordered], [one[name] for one in ordered], "o-", label=label)
+            for label, found in result.get("kvpress", {}).items() if name == "eight" else ():
+                share = 1 / int(label.rsplit("/", 1)[1])
+                panel.plot([share * result["methods"]["full"]["KiB"]], [found[name]], "kx")
+            panel.set_xscale("log", base=2)
+            panel.set_xlabel("KiB of keys, values and bounds" + (" that a decode reads" if axis == "KiB read" else ""))
+            panel.set_title(title, fontsize=10)
+    panels[0][0].set_ylim(-0.03, 1.03)
+    panels[1][0].set_yscale("symlog", linthresh=1e-3)
+    panels[1][0].set_ylim(bottom=-1e-4)
+    panels[1][1].legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(path, dpi=80)
 
