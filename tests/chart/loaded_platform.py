@@ -27,7 +27,7 @@ class Platform:
     def scrape(self) -> dict[str, str]:
         """The text of /metrics, by component."""
         return {
-            "gateway": httpx.get(f"{self.gateway}/metrics", timeout=10).text,
+            "gateway": httpx.get(f"{self.gateway}/metrics", timeout=60).text,
             "engine": self.engines[0].client.get("/metrics").text,
         }
 
@@ -35,7 +35,7 @@ class Platform:
         """One short chat; the status of the answer."""
         message = {"role": "user", "content": f"How are {model} engines? " * 20}
         body = {"model": model, "messages": [message], "max_tokens": 4}
-        return httpx.post(f"{self.gateway}/v1/chat/completions", json=body, timeout=30).status_code
+        return httpx.post(f"{self.gateway}/v1/chat/completions", json=body, timeout=60).status_code
 
 
 @contextlib.contextmanager

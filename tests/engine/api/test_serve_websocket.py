@@ -31,7 +31,7 @@ def send_request(connection: ClientConnection, **fields: Any) -> None:
 def next_end(connection: ClientConnection) -> dict[str, Any]:
     """The last event of the next response, or its error."""
     while True:
-        event: dict[str, Any] = json.loads(connection.recv(timeout=10))
+        event: dict[str, Any] = json.loads(connection.recv(timeout=60))
         if event["type"] in ("response.completed", "response.incomplete", "response.failed", "error"):
             return event
 
@@ -144,7 +144,7 @@ def test_requests_are_aborted_when_a_websocket_closes(server: DryServer) -> None
     before = server.metric("vllm:num_requests_running")
     with dial(server) as connection:
         send_request(connection, input="x" * 3000)
-        connection.recv(timeout=10)
+        connection.recv(timeout=60)
     wait_until(lambda: server.metric("vllm:num_requests_running") <= before)
 
 

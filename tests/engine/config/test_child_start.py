@@ -28,7 +28,7 @@ def test_a_child_process_survives_when_its_starting_thread_ends() -> None:
     thread = threading.Thread(target=start)
     thread.start()
     thread.join()
-    output, _ = children[0].communicate(b"", timeout=30)
+    output, _ = children[0].communicate(b"", timeout=60)
     assert (output, children[0].returncode) == (b"told to leave\n", 0)
 
 

@@ -37,7 +37,7 @@ def is_greeted(address: str, kind: int) -> bool:
 
 def is_ready(address: str) -> bool:
     try:
-        return httpx.get(f"{address}/readyz", timeout=10).status_code == 200
+        return httpx.get(f"{address}/readyz", timeout=60).status_code == 200
     except httpx.TransportError:
         return False
 
@@ -62,7 +62,7 @@ def test_every_port_serves_both_families_when_the_host_is_any(tmp_path: Path) ->
             try:
                 for host in LOOPBACKS:
                     wait_until(lambda host=host: is_ready(url(host, gateway)))  # type: ignore[misc]  # bound at once
-                    models = httpx.get(f"{url(host, gateway)}/v1/models", timeout=10).json()
+                    models = httpx.get(f"{url(host, gateway)}/v1/models", timeout=60).json()
                     assert [model["id"] for model in models["data"]] == ["dry"]
             finally:
                 process.terminate()

@@ -20,7 +20,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
 
 
 def answer(server: EngineServer, path: str, body: dict[str, Any]) -> httpx.Response:
-    return httpx.post(f"{server.url}{path}", json={"model": "bert"} | body, timeout=30)
+    return httpx.post(f"{server.url}{path}", json={"model": "bert"} | body, timeout=60)
 
 
 def test_openais_client_gets_embeddings(server: EngineServer) -> None:
@@ -65,10 +65,10 @@ def test_the_whole_context_is_read_when_nothing_is_generated(server: EngineServe
 
 
 def test_what_gateways_and_monitors_read_is_there_when_the_engine_has_no_pages(server: EngineServer) -> None:
-    [model] = httpx.get(f"{server.url}/v1/models").json()["data"]
+    [model] = httpx.get(f"{server.url}/v1/models", timeout=60).json()["data"]
     assert (model["max_model_len"], model["model_impl"]) == (128, "transformers")
     answer(server, "/v1/embeddings", {"input": "ab"})
-    metrics = httpx.get(f"{server.url}/metrics").text
+    metrics = httpx.get(f"{server.url}/metrics", timeout=60).text
     assert "vllm:prompt_tokens_total{" in metrics
-    assert httpx.get(f"{server.url}/prompt_assets").status_code == 200
-    assert httpx.get(f"{server.url}/readyz").status_code == 200
+    assert httpx.get(f"{server.url}/prompt_assets", timeout=60).status_code == 200
+    assert httpx.get(f"{server.url}/readyz", timeout=60).status_code == 200

@@ -28,7 +28,7 @@ def client(server: EngineServer) -> openai.OpenAI:
 
 
 def test_models_name_the_implementation(server: EngineServer) -> None:
-    [model] = httpx.get(f"{server.url}/v1/models").json()["data"]
+    [model] = httpx.get(f"{server.url}/v1/models", timeout=60).json()["data"]
     assert model["model_impl"] == "transformers"
 
 

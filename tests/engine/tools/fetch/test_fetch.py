@@ -294,10 +294,10 @@ def test_the_port_answers_bytes_when_progress_is_reported() -> None:
     with ProgressServer(0) as server:
         address = f"http://127.0.0.1:{server.port}"
         server.report(50, 200)
-        with urllib.request.urlopen(f"{address}/progress", timeout=10) as answer:
+        with urllib.request.urlopen(f"{address}/progress", timeout=60) as answer:
             assert json.load(answer) == {"bytes": 50, "total_bytes": 200}
         with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"{address}/", timeout=10)
+            urllib.request.urlopen(f"{address}/", timeout=60)
     with pytest.raises(FetchError, match="--progress-port"):
         ProgressServer(70_000)
 
