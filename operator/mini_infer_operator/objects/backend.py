@@ -12,13 +12,14 @@ from mini_infer_contract.launch import HTTP_PORT
 from mini_infer_operator.images import gpus_of_one_engine
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
-from mini_infer_operator.objects.copied_bytes import CopiedBytes
+from mini_infer_operator.objects.copied_bytes import CopiedBytes, JobsCopy
 from mini_infer_operator.objects.current_roles import by_deployment, past_switches, switchable_engines
 from mini_infer_operator.objects.drift import SOMEBODY, Drift, additions, changes
 from mini_infer_operator.objects.engine_answers import pod_url
 from mini_infer_operator.objects.engine_roles import RETRY_S, EngineRoles
 from mini_infer_operator.objects.engine_starts import EngineStarts
 from mini_infer_operator.objects.events import EventRecorder
+from mini_infer_operator.objects.failures import MAX_REPORTED
 from mini_infer_operator.objects.history import retained_revisions, running_spec, with_history
 from mini_infer_operator.objects.image_volumes import image_volume_remedy
 from mini_infer_operator.objects.kinds import CHILD_KINDS
@@ -229,11 +230,14 @@ class ClusterBackend:
         name = model_cache_job_name(service)
         job = self._children["Job"].get(name)
         goes_on = job is not None and not is_complete(job) and model_cache_failure(job) is None
-        progress = await self._copied.query(self._namespace, name) if self._copied is not None and goes_on else None
+        copy = JobsCopy()
+        if self._copied is not None and job is not None and goes_on:
+            copy = await self._copied.query(job, datetime.now(UTC))
         stored = self._cache.get(KIND, self._namespace, self._name) or {}
-        status = model_cache_status(service, job, progress, stored.get("status") or {})
+        status = model_cache_status(service, job, copy.progress, stored.get("status") or {})
         look_again_s = min(observed.look_again_s, LOOK_AGAIN_S) if goes_on else observed.look_again_s
-        return replace(observed, model_cache=status, look_again_s=look_again_s)
+        failures = [*copy.failures, *observed.failures][:MAX_REPORTED]
+        return replace(observed, model_cache=status, look_again_s=look_again_s, failures=failures)
 
     async def _with_node_copies(self, service: InferenceService, observed: Observed) -> Observed:
         """Adds how far copies onto nodes are."""

@@ -1,8 +1,10 @@
-"""Asks the pod of a Job that copies a model how far it is."""
+"""Asks the pod of a Job that copies a model how far it is, and finds why it does not run."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from typing import Annotated
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any
 
 import aiohttp
 import msgspec
@@ -11,11 +13,23 @@ from msgspec import Meta
 from mini_infer_contract.launch import HTTP_PORT, PROGRESS_PATH
 from mini_infer_operator.objects.api import KubernetesApi
 from mini_infer_operator.objects.engine_answers import pod_url, read_answer
+from mini_infer_operator.objects.failures import copy_failures
 from mini_infer_operator.objects.model_cache import JOB_NAME_LABEL
+from mini_infer_operator.observe import Failure
 
 MOST_PODS = 16
 """Pods that are asked at a time, of those that copy a model onto their nodes."""
 _Bytes = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+@dataclass(frozen=True, slots=True)
+class JobsCopy:
+    """How far a Job is that copies a model."""
+
+    progress: tuple[int, int | None] | None = None
+    """The bytes that are there and those of the whole model; None if no pod runs or answers."""
+    failures: Sequence[Failure] = ()
+    """Why it does not go on."""
 
 
 class CopiedBytes:
@@ -25,12 +39,14 @@ class CopiedBytes:
         """`session` must not decompress bodies: a few kilobytes may become gigabytes."""
         self._api, self._session = api, session
 
-    async def query(self, namespace: str, job: str) -> tuple[int, int | None] | None:
-        """Returns the bytes that are there and those of the whole model; None if no pod runs or answers."""
-        pods, _ = await self._api.list("Pod", namespace, f"{JOB_NAME_LABEL}={job}")
+    async def query(self, job: Mapping[str, Any], now: datetime) -> JobsCopy:
+        """Returns how far a Job is, by its pods."""
+        namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
+        pods, _ = await self._api.list("Pod", namespace, f"{JOB_NAME_LABEL}={name}")
         running = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Running"]
         url = pod_url(running[0], HTTP_PORT) if running else None
-        return await self._query_url(url) if url is not None else None
+        progress = await self._query_url(url) if url is not None else None
+        return JobsCopy(progress, copy_failures(job, pods, now))
 
     async def query_urls(self, urls: Sequence[str]) -> tuple[int, int | None] | None:
         """Returns the same of the slowest copy among the pods at these URLs; None if none answers.

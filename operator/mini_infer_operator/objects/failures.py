@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from mini_infer_operator.objects.observed_workloads import pods_of
@@ -36,6 +37,8 @@ _BY_SIGNIFICANCE = (
     Reason.ENGINE_NOT_READY,
 )
 _OOM = "OOMKilled"
+_JOB_WITHOUT_PODS_S = 10.0
+"""Age at which a Job should have a pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,25 @@ def failures_of(workloads: Iterable[Object], pods: Iterable[Object]) -> list[Fai
             by_fault.setdefault(fault, []).append(pod["metadata"]["name"])
     order = sorted(by_fault, key=lambda fault: (_BY_SIGNIFICANCE.index(fault.reason), fault.words))
     return [Failure(f.reason, f"{_subject(sorted(by_fault[f]))}: {f.words}") for f in order[:MAX_REPORTED]]
+
+
+def copy_failures(job: Object, pods: Iterable[Object], now: datetime) -> list[Failure]:
+    """Returns why a Job's copy of a model does not go on: the fault of its last pod, or what that ended with while the
+    Job waits before it tries again, or that it has no pod. It is empty while a pod copies.
+    """
+    found = sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+    if not found:
+        name, made = job["metadata"]["name"], job["metadata"].get("creationTimestamp")
+        if made is None or (now - datetime.fromisoformat(made)).total_seconds() < _JOB_WITHOUT_PODS_S:
+            return []
+        return [Failure(Reason.PODS_REFUSED, f"{name}: it has no pod: kubectl describe job {name} says why")]
+    last = found[-1]
+    if last.get("status", {}).get("phase") != "Failed":
+        return failures_of((), [last])
+    fault = _container_fault(last["status"], {}) or pod_fault(last, {})
+    if fault is None:
+        return []
+    return [Failure(Reason.POD_FAILED, f"{last['metadata']['name']}: {fault.words}; its Job tries again")]
 
 
 def deployment_fault(deployment: Object) -> _Fault | None:

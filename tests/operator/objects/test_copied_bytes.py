@@ -1,5 +1,6 @@
 """How far a copy is, as the Job's pod reports it, whatever it answers."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
@@ -8,6 +9,10 @@ from aiohttp import web
 
 from mini_infer_operator.objects import copied_bytes
 from mini_infer_operator.objects.copied_bytes import CopiedBytes, slowest_copy
+from mini_infer_operator.observe import Failure
+
+NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
+JOB = {"metadata": {"name": "demo-model-1", "namespace": "team-a", "creationTimestamp": "2026-01-01T11:59:55Z"}}
 
 
 class _Pods:
@@ -22,7 +27,7 @@ class _Pods:
         return self.pods, 1
 
 
-def pod(phase: str = "Running", **status: str) -> dict[str, Any]:
+def pod(phase: str = "Running", **status: Any) -> dict[str, Any]:
     return {"metadata": {"name": "p"}, "status": {"phase": phase, **status}}
 
 
@@ -53,7 +58,7 @@ async def test_bytes_are_read_or_left_out_when_a_pod_answers_anything(
     try:
         async with aiohttp.ClientSession(auto_decompress=False) as session:
             copied = CopiedBytes(pods, session)  # type: ignore[arg-type]  # of which `list` is called
-            assert await copied.query("team-a", "demo-model-1") == expected
+            assert (await copied.query(JOB, NOW)).progress == expected
     finally:
         await runner.cleanup()
     assert pods.asked == [("Pod", "team-a", "batch.kubernetes.io/job-name=demo-model-1")]
@@ -63,7 +68,7 @@ async def test_bytes_are_read_or_left_out_when_a_pod_answers_anything(
 async def test_there_is_no_progress_when_no_pod_runs(pods: tuple[dict[str, Any], ...]) -> None:
     async with aiohttp.ClientSession() as session:
         copied = CopiedBytes(_Pods(*pods), session)  # type: ignore[arg-type]  # of which `list` is called
-        assert await copied.query("team-a", "demo-model-1") is None
+        assert (await copied.query(JOB, NOW)).progress is None
 
 
 @pytest.mark.parametrize(
@@ -79,3 +84,11 @@ def test_slowest_copy_is_reported_when_pods_of_several_nodes_answer(
     answers: list[tuple[int, int | None]], expected: tuple[int, int | None] | None
 ) -> None:
     assert slowest_copy(answers) == expected
+
+
+async def test_the_reason_is_given_when_no_pod_of_the_job_can_run() -> None:
+    unbound = {"type": "PodScheduled", "status": "False", "message": 'persistentvolumeclaim "weights" not found'}
+    async with aiohttp.ClientSession() as session:
+        pods = _Pods(pod("Pending", conditions=[unbound]))
+        (failure,) = (await CopiedBytes(pods, session).query(JOB, NOW)).failures  # type: ignore[arg-type]  # as above
+    assert failure == Failure("Unschedulable", 'p: persistentvolumeclaim "weights" not found')

@@ -1,10 +1,11 @@
 """What is said of pods as a kubelet, the scheduler and the node controller write them."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from mini_infer_operator.objects.failures import LONGEST_QUOTE, MAX_REPORTED, failures_of
+from mini_infer_operator.objects.failures import LONGEST_QUOTE, MAX_REPORTED, copy_failures, failures_of
 
 LABELS = {"serving.mini-infer.io/role": "unified", "serving.mini-infer.io/revision": "r1"}
 TEMPLATE = {"containers": [{"name": "engine", "resources": {"limits": {"memory": "2Gi"}}}]}
@@ -164,3 +165,37 @@ def test_a_failure_message_is_truncated_when_it_is_long() -> None:
     (failure,) = failures_of([deployment("x" * 5000)], [])
     assert len(failure.message) <= LONGEST_QUOTE + 30
     assert failure.message.endswith("...")
+
+
+def copying(phase: str, code: int | None = None, message: str = "", **metadata: str) -> dict[str, Any]:
+    state = {"running": {}} if code is None else ended(code, message)
+    return pod({"phase": phase, "containerStatuses": [{"name": "fetch", "ready": False, "state": state}]}, **metadata)
+
+
+@pytest.mark.parametrize(
+    ("pods", "age_s", "expected"),
+    [
+        ([], 5, None),
+        ([], 15, "m: it has no pod: kubectl describe job m says why"),
+        ([copying("Running")], 900, None),
+        ([waiting("ErrImagePull", "not found")], 5, "p: ErrImagePull: not found"),
+        ([pod(waiting("ContainerCreating")), copying("Running")], 5, None),
+        (
+            [copying("Failed", 1, "x\nmini-infer fetch: no such bucket\n")],
+            60,
+            "p: the fetch ended with exit code 1: mini-infer fetch: no such bucket; its Job tries again",
+        ),
+        ([copying("Failed", 1, name="a", creationTimestamp="1"), copying("Running", creationTimestamp="2")], 60, None),
+        (
+            [pod({"phase": "Failed", "reason": "Evicted", "message": "disk"})],
+            60,
+            "p: Evicted: disk; its Job tries again",
+        ),
+    ],
+)
+def test_a_copy_says_why_it_does_not_go_on(pods: list[dict[str, Any]], age_s: int, expected: str | None) -> None:
+    job = {"metadata": {"name": "m", "creationTimestamp": "2026-01-01T12:00:00Z"}}
+    now = datetime(2026, 1, 1, 12, age_s // 60, age_s % 60, tzinfo=UTC)
+    pods = [item if "metadata" in item else pod(item) for item in pods]
+    messages = [failure.message for failure in copy_failures(job, pods, now)]
+    assert messages == ([expected] if expected is not None else [])
