@@ -194,7 +194,7 @@ def main() -> None:
     parser.add_argument("--kvpress", action="store_true", help="kvpress beside it; only SmolLM2")
     args = parser.parse_args()
     if args.smoke:
-        vars(args).update({"model": "demo", "context": 192, "budgets": [2], "kept": [2], "stages": [2], "one": 1})
+        vars(args).update({"model": "demo", "context": 256, "budgets": [2], "kept": [2], "stages": [2], "one": 1})
     result: dict[str, Any] = {"model": args.model, "context": args.context, "methods": {}}
     methods, full = methods_of(args), None
     work: Work | None = None
