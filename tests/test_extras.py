@@ -32,7 +32,7 @@ OPTIONAL = {
     "triton": "comes with torch for a GPU",
 }
 BROUGHT_BY = {"starlette": "fastapi", "pydantic_core": "pydantic"}
-OF_USERS = {"PIL", "aiohttp", "httptools", "kubernetes", "uvicorn", "websockets", "zmq", "zstandard"}
+OF_USERS = {"PIL", "aiohttp", "httptools", "kubernetes", "uvicorn", "uvloop", "websockets", "zmq", "zstandard"}
 """Imported in libraries for those of their users that declare it."""
 
 

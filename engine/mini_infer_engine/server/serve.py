@@ -5,7 +5,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from mini_infer_engine.server.core_client import CoreClient, CoreFailedError
 from mini_infer_engine.server.lines import connect
 from mini_infer_engine.server.throughput import Throughput
 from mini_infer_engine.text.text_model import TextModel
+from mini_infer_process.event_loop import loop_factory
 from mini_infer_process.interpreter import favour_event_loop
 from mini_infer_process.listening import is_loopback
 from mini_infer_process.open_files import raise_open_file_limit
@@ -65,19 +66,11 @@ def serve(
 
     The reason is empty after a normal end.
     """
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         try:
             return runner.run(_Server(listening, text, cores, options, settings, keys, tls, peers, admin).run())
         except PortInUseError as error:
             return str(error)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop
-    return uvloop.new_event_loop
 
 
 class _Uvicorn(LimitedServer):

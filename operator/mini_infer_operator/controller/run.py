@@ -19,6 +19,7 @@ from mini_infer_operator.controller.health import serve_health
 from mini_infer_operator.controller.operator import Operator
 from mini_infer_operator.handlers import register
 from mini_infer_operator.settings import OperatorSettings, parse_settings
+from mini_infer_process.event_loop import loop_factory
 from mini_infer_process.logs import configure_logging, show_crashes
 from mini_infer_web.kubernetes_api import AccessError, load_configuration
 
@@ -148,7 +149,8 @@ def main() -> None:
     except AccessError as error:
         sys.exit(f"mini-infer-operator: {error}")
     _collect_less_garbage()
-    sys.exit(0 if asyncio.run(run_operator(settings)) else 1)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        sys.exit(0 if runner.run(run_operator(settings)) else 1)
 
 
 if __name__ == "__main__":
