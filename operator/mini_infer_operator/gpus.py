@@ -4,6 +4,7 @@ from mini_infer_operator.resource import EngineSpec, ResourceRequirements, RoleS
 
 DEFAULT_GPU = "nvidia.com/gpu"
 _WITHOUT_GPU = ("--device=cpu", "--dry-run")
+_NO_OPTIONS, _NO_RESOURCES = EngineSpec(), ResourceRequirements()
 
 
 def resources_of(role: RoleSpec) -> ResourceRequirements:
@@ -13,7 +14,7 @@ def resources_of(role: RoleSpec) -> ResourceRequirements:
     Nothing is added if the role has one rank, if its resources name a GPU, a part of one (MIG) or a claim, or if its
     engine computes on a CPU: `engine.device: cpu`, or a dry run.
     """
-    written = role.resources or ResourceRequirements()
+    written = role.resources or _NO_RESOURCES
     parallelism = role.parallelism
     if parallelism is None or parallelism.ranks == 1 or gpu_resources(written) or computes_on_cpu(role):
         return written
@@ -22,7 +23,7 @@ def resources_of(role: RoleSpec) -> ResourceRequirements:
 
 def computes_on_cpu(role: RoleSpec) -> bool:
     """True if the role's engine options choose the CPU."""
-    engine = role.engine or EngineSpec()
+    engine = role.engine or _NO_OPTIONS
     return getattr(engine, "device", None) == "cpu" or any(flag in (engine.extra_args or ()) for flag in _WITHOUT_GPU)
 
 

@@ -18,6 +18,7 @@ from mini_infer_operator.resource import (
     ResourceRequirements,
     RoleSpec,
     SecretKey,
+    once_a_service,
     parse_quantity,
 )
 
@@ -226,6 +227,7 @@ def grace_s(launch: Launch) -> float:
     return (spec.termination_grace_period_seconds if spec else None) or DEFAULT_GRACE_S
 
 
+@once_a_service
 def launch_of(service: InferenceService, role: str, default_image: str) -> Launch:
     """Returns the start of the engines of `role`."""
     spec, cache = service.roles[role], service.spec.model.cache
@@ -274,6 +276,7 @@ def template_hash(service: InferenceService, role: str, default_image: str) -> s
     return _digest(json.dumps(parts, sort_keys=True, separators=(",", ":")))
 
 
+@once_a_service
 def service_revision(service: InferenceService, default_image: str) -> str:
     """Returns the revision of the whole service: engines of all its roles that work together have the same one.
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from mini_infer_operator.controller import gauges
 from mini_infer_operator.controller.canaries import Canaries
 from mini_infer_operator.controller.failed_passes import FailedPasses
 from mini_infer_operator.controller.metrics import OperatorMetrics
@@ -152,9 +151,7 @@ class Controller:
         if stored is not None and not self._is_ours(stored):
             self._throttle.release(key)
             return float("inf")
-        pause_s = await self._observed_pass(key)
-        # the pass may have written another step into the status, which no event announces: the cache has it already
-        self._canaries.update(key, self._cache.get(KIND, *key))
+        pause_s = await self._observed_pass(key, stored or {})
         if pause_s is None:
             self._throttle.release(key)
             self._implementations.forget(key)
@@ -166,8 +163,8 @@ class Controller:
         """True if the service belongs to this operator's class."""
         return (stored["spec"].get("operatorClass") or "") == self._settings.operator_class
 
-    async def _observed_pass(self, key: ServiceKey) -> float | None:
-        before, started_s, failure = gauges.stored_status(self._cache, key), time.monotonic(), None
+    async def _observed_pass(self, key: ServiceKey, before: Mapping[str, Any]) -> float | None:
+        started_s, failure = time.monotonic(), None
         try:
             return await self._passes.reconcile(key)
         except Exception as error:
@@ -175,8 +172,11 @@ class Controller:
             raise
         finally:
             self._metrics.pass_ended(time.monotonic() - started_s, failure)
-            after = gauges.stored_status(self._cache, key)
-            if (ended := progress_ended(before, after, datetime.now(UTC))) is not None:
+            # the pass may have written another step into the status, which no event announces: the cache has it already
+            after = self._cache.get(KIND, *key) or {}
+            self._canaries.update(key, after)
+            ended = progress_ended(before.get("status") or {}, after.get("status") or {}, datetime.now(UTC))
+            if ended is not None:
                 self._metrics.rollout_ended(*ended)
 
 

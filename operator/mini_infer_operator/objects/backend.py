@@ -215,11 +215,10 @@ class ClusterBackend:
 
     def _report_starts(self) -> None:
         """Reports engines that have become ready: how long each stage of their start took."""
-        stored = self._cache.get(KIND, self._namespace, self._name)
-        if self._starts is None or stored is None:
-            return
-        for sentence in self._starts.observe((self._namespace, self._name), self._pods):
-            self.record_event(stored, "EngineStarted", sentence)
+        sentences = self._starts.observe((self._namespace, self._name), self._pods) if self._starts is not None else ()
+        stored = self._cache.get(KIND, self._namespace, self._name) if sentences else None
+        for sentence in sentences if stored is not None else ():
+            self.record_event(stored or {}, "EngineStarted", sentence)
 
     async def _with_model_cache(self, service: InferenceService, observed: Observed) -> Observed:
         """Adds how far the copy of the model is, if the spec asks for one."""
@@ -281,8 +280,7 @@ class ClusterBackend:
         manifests = render(service, plan, frozen, policy, peers, has_switched=has_switched)
         manifests += self._model_cache_job(service, plan)
         current = next((workload.revision for workload in plan.workloads if workload.launch is not None), None)
-        spec = service.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
-        manifests = with_history(manifests, revisions, current, spec)
+        manifests = with_history(manifests, revisions, current, service.written_spec)
         await self._switch_roles(plan.switches)
         await self._label_draining(plan.draining)
         if needs_peers_secret(manifests):

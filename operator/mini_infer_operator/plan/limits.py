@@ -14,6 +14,8 @@ DEFAULT_DEADLINE = timedelta(seconds=600)
 FULL_CLUSTER_AFTER = timedelta(seconds=5)
 """The time after which a new engine that finds no node shows that there is no room beside the old ones."""
 
+_NO_ROLLOUT = Rollout()
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutTimes:
@@ -28,7 +30,7 @@ DEFAULT_TIMES = RolloutTimes(DEFAULT_MIN_READY, DEFAULT_DEADLINE)
 
 def times_of(service: InferenceService) -> RolloutTimes:
     """Returns the waits of the whole service, with defaults for those that the spec leaves out."""
-    rollout = service.spec.rollout or Rollout()
+    rollout = service.spec.rollout or _NO_ROLLOUT
     min_ready, deadline = rollout.min_ready_seconds, rollout.progress_deadline_seconds
     return RolloutTimes(
         DEFAULT_MIN_READY if min_ready is None else timedelta(seconds=min_ready),
@@ -43,7 +45,7 @@ def limits_of(rollout: Rollout | None, desired: int, current: ObservedWorkload |
     If the user does not say how many engines may be unavailable, it is 0, but 1 once a new engine finds no room: on a
     full cluster (the normal state of GPUs) a rollout could never begin otherwise.
     """
-    rollout = rollout or Rollout()
+    rollout = rollout or _NO_ROLLOUT
     surge = DEFAULT_SURGE if rollout.max_surge is None else _count(rollout.max_surge, desired, round_up=True)
     if rollout.max_unavailable is not None:
         unavailable = _count(rollout.max_unavailable, desired, round_up=False)

@@ -50,7 +50,7 @@ from mini_infer_operator.resource.rollout import DisruptionBudget, Rollout
 from mini_infer_operator.resource.rules import ApiModel, KubernetesType, Rule
 from mini_infer_operator.resource.scaler import InferenceScaler
 from mini_infer_operator.resource.scaling import Scaling, ScalingTargets, ScalingWindows
-from mini_infer_operator.resource.service import InferenceService, Metadata
+from mini_infer_operator.resource.service import InferenceService, Metadata, once_a_service
 from mini_infer_operator.resource.spec import (
     EngineSpec,
     InferenceServiceSpec,
@@ -150,5 +150,6 @@ __all__ = [
     "TemplateMetadata",
     "TemplateSpec",
     "is_gpu",
+    "once_a_service",
     "parse_quantity",
 ]

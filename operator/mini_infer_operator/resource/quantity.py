@@ -4,6 +4,7 @@ https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
 """
 
 import re
+from functools import lru_cache
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, WithJsonSchema
@@ -17,6 +18,7 @@ LARGEST = float(2**63 - 1)
 """The most that Kubernetes counts, in magnitude."""
 
 
+@lru_cache(maxsize=1024)
 def parse_quantity(value: int | str) -> float:
     """Returns the number that a quantity such as `250m`, `1Gi` or 3 stands for; beyond LARGEST that, as Kubernetes
     does. Raises ValueError for anything else.

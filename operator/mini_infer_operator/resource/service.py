@@ -1,8 +1,9 @@
 """Defines the InferenceService as a whole: metadata, spec and status."""
 
 import re
-from functools import cached_property
-from typing import Literal
+from collections.abc import Callable, Hashable
+from functools import cached_property, wraps
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
@@ -76,7 +77,41 @@ class InferenceService(ApiModel):
         named = {name: getattr(self.spec, name) for name in ROLES}
         return {name: self._with_kv_cache(role) for name, role in named.items() if role is not None}
 
+    @cached_property
+    def written_spec(self) -> dict[str, Any]:
+        """The spec as a user may write it, as JSON."""
+        return self.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    @cached_property
+    def results(self) -> dict[Hashable, Any]:
+        """Results of functions of this service (`once_a_service`), by function and arguments."""
+        return {}
+
     def _with_kv_cache(self, role: RoleSpec) -> RoleSpec:
         if role.kv_cache is not None or self.spec.kv_cache is None:
             return role
         return role.model_copy(update={"kv_cache": self.spec.kv_cache})
+
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def once_a_service(
+    function: Callable[Concatenate[InferenceService, Arguments], Result],
+) -> Callable[Concatenate[InferenceService, Arguments], Result]:
+    """Decorates a pure function, so that it runs once for each service object and arguments.
+
+    A service stays one object while its spec is the same (parse.py), and passes over it are many. Arguments must be
+    positional and hashable, and nobody may change the result.
+    """
+
+    @wraps(function)
+    def known(service: InferenceService, /, *arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+        key = function, arguments
+        if key not in service.results:
+            service.results[key] = function(service, *arguments, **options)
+        result: Result = service.results[key]
+        return result
+
+    return known
