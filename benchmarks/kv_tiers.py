@@ -6,6 +6,9 @@
 
 - hit: the time to the first token of a prompt that is computed, or of which so many tokens are on the device, in main
   memory or on the disk; 16 more are computed.
+- layerwise: the time to the first token of a prompt whose tokens are in main memory, if the pass of the 16 that are
+  computed follows the load layer by layer, and if it comes after the load; in turns. On a CPU, whose copies take time
+  of its cores. With `--link-bytes-per-s` each copy also sleeps as long as a link of that speed would take.
 - copies: bytes per second of whole pages between the device and main memory, digests included.
 - unshared: tokens per second of prompts that hit nothing, with a tier that copies behind and without, in turns, on one
   engine whose cache is so small that every prompt evicts others.
@@ -19,6 +22,7 @@ import random
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -41,10 +45,12 @@ from mini_infer_engine.core_process.build import BuiltEngine, build_engine
 from mini_infer_engine.kv_host.open_pool import open_pool, record_bytes
 from mini_infer_engine.kv_host.pool_file import PoolLayout
 from mini_infer_engine.kv_host.shared_index import SharedHostIndex
+from mini_infer_engine.runtime.memory.layerwise_load import CopiedLayers
 
 _COMPUTED = 16
 """Tokens of a prompt behind those that hit: a page has a multiple of them."""
 _SMOKE = {
+    "part": ["hit", "layerwise", "copies", "unshared"],
     "model": "demo",
     "lengths": [64, 256],
     "concurrencies": [1, 2],
@@ -68,8 +74,11 @@ def main() -> None:
     parser.add_argument("--disk-path", help="a folder for the disk's tier (default: a temporary one)")
     parser.add_argument("--tier-dtype", default="auto", help="int4: four bits an element in lower tiers")
     parser.add_argument("--no-disk", action="store_true", help="hits of `hit` come from main memory alone")
+    parser.add_argument("--link-bytes-per-s", type=float, default=0.0, help="a modelled link, of `layerwise`")
     parser.add_argument("--rounds", type=int, default=5, help="prompts of each length; pairs of each concurrency")
-    parser.set_defaults(host_bytes=16 << 30, cache_bytes=8_000_000_000, prompt=1024, output=64, copied_bytes=512 << 20)
+    parser.add_argument("--host-bytes", type=int, default=16 << 30, help="main memory, and the disk")
+    parser.add_argument("--cache-bytes", type=int, default=8_000_000_000, help="the device's KV cache")
+    parser.set_defaults(prompt=1024, output=64, copied_bytes=512 << 20)
     args = parser.parse_args()
     if args.smoke:
         vars(args).update(_SMOKE)
@@ -89,7 +98,8 @@ def main() -> None:
         engine = open_engine(args.model, Path(folder), **sizes, **disk)
         largest = 1000 if args.model == "demo" else vocabulary(str(model_folder(args.model, Path(folder))))
         for name in args.part:
-            result[name] = {"hit": hits, "copies": copies, "unshared": unshared}[name](args, engine, largest)
+            part = {"hit": hits, "layerwise": layerwise, "copies": copies, "unshared": unshared}[name]
+            result[name] = part(args, engine, largest)
             save(args.out, result)
 
 
@@ -207,6 +217,61 @@ def hits(args: argparse.Namespace, engine: Engine, largest: int) -> dict[str, An
     print_table(("copies", "GB/s"), [(name, speed / 1e9) for name, speed in speeds.items()])
     print({name: (counts.mismatches, counts.errors) for name, counts in stats.items()}, "loaded tokens:", came)
     return {"times": found, "bytes per s": speeds}
+
+
+def layerwise(args: argparse.Namespace, engine: Engine, largest: int) -> dict[str, Any]:
+    """Measures the time to the first token of prompts in main memory, loaded with their pass and before it."""
+    host: Any = engine._runner.host_memory
+    assert host.layerwise is not None, "this engine loads whole pages"
+    num_layers, dice, rows, found = host.num_layers, random.Random(3), [], {}
+    if args.link_bytes_per_s:
+        add_link(host, args.link_bytes_per_s)
+    ways = {"device": None, "before the pass": 0, "with the pass": num_layers}
+    for length in args.lengths:
+        prompt = [dice.randrange(3, largest) for _ in range(length + _COMPUTED)]
+        times: dict[str, list[float]] = defaultdict(list)
+        serve(engine, prompt)
+        write_behind(engine)
+        for number in range(args.rounds + 1):
+            for name in list(ways) if number % 2 else list(reversed(ways)):
+                if (layers := ways[name]) is None:
+                    serve(engine, prompt)
+                else:
+                    engine.scheduler.kv_cache.reset_prefix_cache()
+                    host.num_layers = layers
+                engine._tiers._search.compute_tokens_per_s = engine._rate.tokens_per_s = 1.0  # type: ignore[union-attr]
+                times[name].append(serve(engine, prompt))
+        medians = {name: 1000 * median(values[1:]) for name, values in times.items()}
+        rows.append((length, *medians.values(), medians["before the pass"] / medians["with the pass"]))
+        found[length] = medians | {"all": times}
+        log_line(f"{length} tokens")
+    print_table(("tokens", *(f"{name} ms" for name in medians), "ratio"), rows)
+    tier = engine.stats().kv_tiers.tiers["host"]
+    print(f"{tier.hit_tokens} tokens loaded, {tier.mismatches} mismatches, {tier.errors} errors")
+    return found
+
+
+def add_link(host: Any, bytes_per_s: float) -> None:
+    """Has loads sleep as long as their bytes would take on a link, whole pages before the first, others by layer."""
+    load, load_page, load_layerwise, copied = host.load, host._load, host.load_layerwise, CopiedLayers.copied
+    seconds = [0.0]
+
+    def begin(load: Callable[..., Any], ticket: int, moves: Sequence[PageMove], *states: Any) -> Any:
+        seconds[0] = len(moves) * host.page_bytes / bytes_per_s
+        return load(ticket, moves, *states)
+
+    def load_slowly(move: PageMove) -> int:
+        time.sleep(seconds[0])
+        seconds[0] = 0.0
+        return int(load_page(move))
+
+    def copied_slowly(layers: CopiedLayers, count: int) -> None:
+        if count <= host.num_layers:
+            time.sleep(seconds[0] / host.num_layers)
+        copied(layers, count)
+
+    host._load, host.load, host.load_layerwise = load_slowly, partial(begin, load), partial(begin, load_layerwise)
+    CopiedLayers.copied = copied_slowly  # type: ignore[method-assign]
 
 
 def copies(args: argparse.Namespace, engine: Engine, largest: int) -> dict[str, float]:

@@ -26,6 +26,7 @@ def make_engine(
     max_speculative_rows: int = 0,
     kv_cache: KVCacheConfig = UNIFORM,
     num_tier_pages: tuple[int, int] = (0, 0),
+    loads_by_layer: bool = False,
     draw: random.Random | None = None,
     **settings: object,
 ) -> tuple[Engine, FakeRunner]:
@@ -39,6 +40,7 @@ def make_engine(
         num_stages=engine_settings.pipeline_parallel_size,
         kv_cache=kv_cache,
         num_tier_pages=num_tier_pages,
+        loads_by_layer=loads_by_layer,
         draw=draw,
     )
     engine = Engine(

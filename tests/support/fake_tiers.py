@@ -12,6 +12,8 @@ from mini_infer_engine.core.kv_tiers.tier_memory import DiskMoved, DiskPage, Mov
 
 Cells = list[int | None]
 DIGESTS = 1 << 64
+NUM_LAYERS = 3
+"""Layers of a page, for loads by layer."""
 
 
 def digest_of(cells: Cells) -> int:
@@ -38,6 +40,12 @@ class FakeHostMemory:
     checkpoints: list[int | None] = field(default_factory=list)
     """The device's checkpoints of recurrent state, which the runner reads and writes."""
     pages_per_state: int = 0
+    loads_by_layer: bool = False
+    num_layerwise_loads: int = 0
+    flipped: set[int] = field(default_factory=set)
+    """Pages that have changed since they were stored."""
+    void_pages: set[int] = field(default_factory=set)
+    """Pages of the device that a pass may read with other contents than those that had left it."""
     _jobs: deque[tuple[int, Callable[[], list[int]]]] = field(default_factory=deque)
 
     def store(self, ticket: int, moves: Sequence[PageMove], states: Sequence[StateMove] = ()) -> None:
@@ -49,6 +57,7 @@ class FakeHostMemory:
                 now = self.cells[move.source]  # another sequence's by now if the page was evicted meanwhile
                 middle = len(now) // 2
                 self.pages[move.target] = cells[:middle] + now[middle:]
+                self.flipped.discard(move.target)
             for state, value in zip(states, states_before, strict=True):
                 assert len(state.pages) == self.pages_per_state
                 for place, page in enumerate(state.pages):
@@ -73,6 +82,7 @@ class FakeHostMemory:
         def copy() -> list[int]:
             for move in moves:
                 self.cells[move.target][:] = self.pages[move.source]
+                self.void_pages.discard(move.target)
             digests = [digest_of(self.cells[move.target]) for move in moves]
             for state in states:
                 parts = [cell for page in state.pages for cell in self.pages[page]]
@@ -82,13 +92,32 @@ class FakeHostMemory:
 
         self._jobs.append((ticket, copy))
 
+    @property
+    def layerwise(self) -> "FakeHostMemory | None":
+        return self if self.loads_by_layer else None
+
+    def load_layerwise(self, ticket: int, moves: Sequence[PageMove]) -> "FakeLayerwiseLoad":
+        self.num_loads += 1
+        self.num_layerwise_loads += 1
+        load = FakeLayerwiseLoad(self, moves)
+        self._jobs.append((ticket, load.digests))
+        return load
+
     def take(self) -> list[Moved]:
         ended = []
         while self._jobs and self.draw.random() < 0.8:
             ticket, copy = self._jobs.popleft()
-            error, self.error = self.error, ""
-            ended.append(Moved(ticket, 1e-9, error=error) if error else Moved(ticket, 1e-9, copy()))
+            try:
+                self.fail_if_told()
+                ended.append(Moved(ticket, 1e-9, copy()))
+            except OSError as error:
+                ended.append(Moved(ticket, 1e-9, error=str(error)))
         return ended
+
+    def fail_if_told(self) -> None:
+        error, self.error = self.error, ""
+        if error:
+            raise OSError(error)
 
     def wait(self, timeout_s: float) -> None:
         assert self._jobs, "nothing to wait for"
@@ -100,10 +129,47 @@ class FakeHostMemory:
         """Changes one cell of some page in main memory. Returns False if there is none."""
         if not self.pages:
             return False
-        cells = self.pages[self.draw.choice(sorted(self.pages))]
+        page = self.draw.choice(sorted(self.pages))
+        self.flipped.add(page)
+        cells = self.pages[page]
         place = self.draw.randrange(len(cells))
         cells[place] = (cells[place] or 0) ^ (1 << self.draw.randrange(60))
         return True
+
+
+class FakeLayerwiseLoad:
+    """A layer has each third cell of a page. All are garbage until their layer is waited for."""
+
+    def __init__(self, host: FakeHostMemory, moves: Sequence[PageMove]) -> None:
+        self.moves = list(moves)
+        self._host, self._error = host, ""
+        self._num_copied = 0
+        for move in moves:
+            host.cells[move.target][:] = [None] * len(host.cells[move.target])
+
+    def wait_for_layer(self, layer: int) -> None:
+        while self._num_copied <= layer:
+            self._copy_layer(self._num_copied)
+            self._num_copied += 1
+
+    def _copy_layer(self, layer: int) -> None:
+        if not self._error:
+            try:
+                self._host.fail_if_told()
+            except OSError as error:
+                self._error = str(error)
+        for move in self.moves:
+            is_void = self._error or move.source in self._host.flipped
+            (self._host.void_pages.add if is_void else self._host.void_pages.discard)(move.target)
+            cells, count = self._host.pages[move.source], len(range(layer, len(self._host.cells[0]), NUM_LAYERS))
+            garbage: Cells = [hash((layer, number)) for number in range(count)]
+            self._host.cells[move.target][layer::NUM_LAYERS] = garbage if self._error else cells[layer::NUM_LAYERS]
+
+    def digests(self) -> list[int]:
+        self.wait_for_layer(NUM_LAYERS - 1)
+        if self._error:
+            raise OSError(self._error)
+        return [digest_of(self._host.cells[move.target]) for move in self.moves]
 
 
 @dataclass
@@ -153,6 +219,7 @@ class FakeDisk:
             if location not in self.pages:
                 raise OSError("this file was dropped")
             self.host.pages[host_page] = list(self.pages[location])
+            self.host.flipped.discard(host_page)
             return location
 
         self._jobs.append((ticket, copy))

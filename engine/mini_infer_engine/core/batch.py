@@ -16,7 +16,7 @@ from mini_infer_engine.core.result import PassResult
 if TYPE_CHECKING:  # the HTTP process reads counters of passes, and starts sooner without
     import numpy as np
 
-    from mini_infer_engine.core.kv_tiers.tier_memory import HostMemory
+    from mini_infer_engine.core.kv_tiers.tier_memory import HostMemory, LayerwiseLoad
     from mini_infer_engine.core.kv_transfer import LayerProgress
 
 
@@ -192,6 +192,10 @@ class Batch:
     report_layers: "Callable[[LayerProgress], None] | None" = None
     """Set if keys and values go to another engine layer by layer. A runner that can report its progress by layer calls
     it before it launches the pass.
+    """
+    layerwise_loads: "list[LayerwiseLoad]" = field(default_factory=list)
+    """Loads of cached tokens of some rows that the pass follows: it waits for each layer of them before it attends in
+    that layer. There are none unless the runner's host memory is `layerwise`.
     """
     waits_for_masks: bool = False
     """True if some rows may only choose among certain tokens, which are not known yet: `Runner.sample` brings the

@@ -29,9 +29,10 @@ from mini_infer_engine.core.hybrid_kv_cache_manager import make_kv_cache_manager
 from mini_infer_engine.core.input_processor import InputProcessor
 from mini_infer_engine.core.kv_cache_manager import SWAP
 from mini_infer_engine.core.kv_tiers.host_blocks import HostBlocks
+from mini_infer_engine.core.kv_tiers.loads import count_loaded
 from mini_infer_engine.core.kv_tiers.stats import with_tier
 from mini_infer_engine.core.kv_tiers.tier_memory import DiskMemory
-from mini_infer_engine.core.kv_tiers.tiers import DISK, HOST, make_kv_tiers
+from mini_infer_engine.core.kv_tiers.tiers import make_kv_tiers
 from mini_infer_engine.core.kv_transfer import KVConnector, LayerProgress, NotReceived, Received
 from mini_infer_engine.core.output_processor import OutputProcessor
 from mini_infer_engine.core.prefill_rate import PrefillRate
@@ -379,13 +380,24 @@ class Engine:
                 self._compute_instead(sequence, is_first=loaded.is_first)
                 continue
             self.scheduler.loaded(sequence, loaded.num_tokens, loaded.checkpoint)
-            if loaded.is_first and (before := sequence.cached_tokens) is not None:
-                by_tier = loaded.tokens_by_tier
-                sequence.cached_tokens = msgspec.structs.replace(
-                    before, host=before.host + by_tier.get(HOST, 0), disk=before.disk + by_tier.get(DISK, 0)
-                )
-                sequence.num_cached = loaded.num_tokens
-                self._stats.cached_prompt_tokens += sum(loaded.tokens_by_tier.values())
+            self._stats.cached_prompt_tokens += count_loaded(loaded)
+
+    def _take_loaded_layerwise(self, step: Step) -> set[Sequence]:
+        """Takes in the blocks that were loaded while a committed pass computed: they can be hit from now on.
+
+        Returns the sequences whose blocks have changed or have not come. They are to be computed without a load.
+        """
+        void, kv_cache = set(), self.scheduler.kv_cache
+        for sequence in step.loading_layerwise:
+            loaded = self._tiers.end_layerwise(sequence)
+            if loaded.is_void:
+                sequence.may_load = False
+                kv_cache.distrust(sequence)
+                void.add(sequence)
+            else:
+                kv_cache.cache_blocks(sequence)
+                self._stats.cached_prompt_tokens += count_loaded(loaded)
+        return void
 
     def _compute_instead(self, sequence: Sequence, *, is_first: bool) -> None:
         """Puts a sequence back in line whose state could not be loaded. It is computed from what is on the device."""
@@ -533,7 +545,7 @@ class Engine:
         is_computed_at_launch = step.launch_took_s > now_s - began_s
         self.scheduler.policy.committed(step, step.launch_took_s if is_computed_at_launch else seconds, now_s)
         self._speculation.committed(step.kind, step.batch, step.sequences, result.tokens, seconds)
-        if result.swap_faults or self._void:
+        if step.loading_layerwise or result.swap_faults or self._void:
             self._drop_void(step, result)
         if self._transfers.is_present:
             self._give(step)
@@ -543,7 +555,8 @@ class Engine:
         """Preempts sequences whose pages or state came back changed from main memory, and drops what was computed from
         them, in this pass and in those in flight: nobody has seen it yet.
         """
-        for sequence in self.scheduler.kv_cache.prove(step, result.swap_faults):
+        void = self._take_loaded_layerwise(step) | self.scheduler.kv_cache.prove(step, result.swap_faults)
+        for sequence in void:
             if sequence.state is not State.FINISHED:
                 self._void.add(sequence)
             if sequence.state is State.RUNNING:
@@ -602,8 +615,12 @@ class Engine:
         return outputs
 
     def _unwind(self, step: Step) -> None:
-        """Releases what a pass that will not be committed has pinned, and what it was to copy to main memory."""
+        """Releases what a pass that will not be committed has pinned, and what it was to copy to main memory or from
+        there.
+        """
         self.scheduler.failed(step)
+        for sequence in step.loading_layerwise:
+            self._tiers.cancel(sequence)
         for sequence in step.sequences:
             sequence.in_flight -= 1
             if sequence.is_leaving and not sequence.in_flight:

@@ -92,7 +92,7 @@ class InputProcessor:
             may_load=policy is None,
             images=images,
             targets=NO_TARGETS if is_for_peer else request.targets.or_defaults(self._default_targets),
-            may_swap=not is_for_peer and sampling.prompt_logprobs is None,
+            may_be_proved_late=not is_for_peer and sampling.prompt_logprobs is None,
         )
         self._arrivals += 1
         return sequence, None if rules is None else BeamGroup(sequence, rules, original)

@@ -238,9 +238,9 @@ class KVCacheManager:
         """
         self.pool.release_all(step.pinned_pages)
         self.pool.num_copied_out -= len(step.swapped)
-        for sequence in dict.fromkeys(step.resumed):
+        for sequence in dict.fromkeys([*step.resumed, *step.loading_layerwise]):
             self._unproved[sequence] -= 1
-        if step.resumed:
+        if step.resumed or step.loading_layerwise:
             self._unproved = +self._unproved
 
     # Sequences that lose tokens of their cache.
@@ -348,7 +348,7 @@ class KVCacheManager:
         num_pages = self.pool.pages_for(tokens)
         swap_s = tokens * space.swap_s_per_token + space.swap_s_per_state
         costs_more = tokens * space.compute_s_per_token > 2 * swap_s
-        is_sound = self.swap_tier.is_on and sequence.may_swap and sequence not in self._distrusted
+        is_sound = self.swap_tier.is_on and sequence.may_be_proved_late and sequence not in self._distrusted
         if not is_sound or not costs_more or not tokens or num_pages > self.host_pages.num_free:
             return False
         sequence.host_pages = [self.host_pages.allocate() for _ in range(num_pages)]
@@ -394,8 +394,19 @@ class KVCacheManager:
         found = {step.resumed[place] for place in faults}
         for sequence in found:
             self.swap_tier.mismatch()
-            self._distrusted.add(sequence)
+            self.distrust(sequence)
         return found
+
+    def distrust(self, sequence: Sequence) -> None:
+        """Has the pages of a sequence forgotten when it leaves: what a pass has computed of it is void."""
+        self._distrusted.add(sequence)
+
+    def expect_load(self, step: Step, sequence: Sequence) -> None:
+        """Records that pages of a sequence are loaded while a pass computes. Others hit none of its blocks until the
+        pass is committed.
+        """
+        self._unproved[sequence] += 1
+        step.loading_layerwise.append(sequence)
 
     def drop_swapped(self, step: Step) -> None:
         """Marks the copies to main memory of a failed pass as missing, so that their tokens are recomputed."""

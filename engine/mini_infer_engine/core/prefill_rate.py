@@ -26,7 +26,7 @@ class PrefillRate:
         """Records a finished pass."""
         begin_s, self._free_s = max(step.launched_s, self._free_s), now_s
         tokens = sum(row.count for row in step.batch.rows[step.batch.num_decodes :])
-        if tokens < _LEAST_TOKENS or now_s <= begin_s:
+        if tokens < _LEAST_TOKENS or now_s <= begin_s or step.loading_layerwise:  # that has waited for a load
             return
         self._tokens = _OLDER_COUNT * self._tokens + tokens
         self._seconds = _OLDER_COUNT * self._seconds + now_s - begin_s

@@ -19,6 +19,7 @@ from mini_infer_engine.core.batch import Compaction, Row
 from mini_infer_engine.core.encoder_cache import EncoderCacheManager
 from mini_infer_engine.core.kv_cache_manager import KVCacheManager
 from mini_infer_engine.core.kv_eviction import chunk_before_compaction
+from mini_infer_engine.core.kv_tiers.load_choice import FirstPass
 from mini_infer_engine.core.kv_tiers.tier_match import NO_MATCH, TierMatch
 from mini_infer_engine.core.kv_tiers.tiers import NO_TIERS, KVTiers, NoTiers
 from mini_infer_engine.core.pass_plan import PassPlan
@@ -598,10 +599,7 @@ class Scheduler:
     def _start(self, plan: PassPlan, sequence: Sequence, match: TierMatch) -> None:
         """Plans the first chunk of an admitted sequence, or has its keys and values loaded or received."""
         if match.is_load:
-            sequence.state = State.LOADING
-            self.kv_cache.allocate_to_load(sequence, match.num_pages)
-            insort(self.receiving, sequence, key=_order)
-            plan.step.loading.append((sequence, match))
+            self._start_loading(plan, sequence, match)
         elif sequence.kv_source is None:
             insort(self.running, sequence, key=_order)
             self._plan_chunk(plan, sequence)
@@ -609,6 +607,39 @@ class Scheduler:
             sequence.state = State.RECEIVING
             insort(self.receiving, sequence, key=_order)
             plan.step.receiving.append(sequence)
+
+    def _start_loading(self, plan: PassPlan, sequence: Sequence, match: TierMatch) -> None:
+        """Has the pages of a match loaded, with the pass of the first chunk behind them or before it."""
+        num_tokens = len(match.pages) * self.kv_cache.page_size
+        num_left, num_beside = len(sequence.token_ids) - sequence.num_computed - num_tokens, plan.step.batch.num_tokens
+        num_in_chunk = min(num_left, plan.token_budget, self._chunk_limit)
+        first_pass = FirstPass(num_beside + num_in_chunk, num_beside, len(self.waiting))
+        load = self.tiers.load_layerwise(sequence, match, first_pass, is_first=sequence in plan.step.admitted)
+        if load is not None:
+            if self._plan_behind(plan, sequence, num_tokens):
+                self.kv_cache.expect_load(plan.step, sequence)
+                plan.step.batch.layerwise_loads.append(load)
+                return
+            self.tiers.take_before_pass(sequence)
+        sequence.state = State.LOADING
+        self.kv_cache.allocate_to_load(sequence, match.num_pages)
+        insort(self.receiving, sequence, key=_order)
+        if load is None:
+            plan.step.loading.append((sequence, match))
+
+    def _plan_behind(self, plan: PassPlan, sequence: Sequence, num_tokens: int) -> bool:
+        """Plans the chunk behind the next `num_tokens` tokens, which are being loaded. Returns False if the pass has no
+        room for it.
+        """
+        num_rows = len(plan.step.sequences)
+        sequence.num_computed += num_tokens
+        insort(self.running, sequence, key=_order)
+        self._plan_chunk(plan, sequence)
+        if len(plan.step.sequences) > num_rows:
+            return True
+        sequence.num_computed -= num_tokens
+        _remove(self.running, sequence)
+        return False
 
     @property
     def lacks_keys(self) -> bool:

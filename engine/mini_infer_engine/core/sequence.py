@@ -153,9 +153,9 @@ class Sequence:
     """
     num_received: int = 0
     """Tokens whose keys and values came from another engine."""
-    may_swap: bool = True
-    """False if its pages do not go to main memory when it is preempted: what they have may be in use elsewhere before
-    it is proved that they came back unchanged.
+    may_be_proved_late: bool = True
+    """False if what its passes compute may be in use elsewhere before they are committed. Then nothing comes to its
+    pages from main memory that is proved only at a commit: they are not swapped, and loaded before a pass.
     """
     kept_out_s: float | None = None
     """Time since which pages that only transfers use have kept it waiting."""

@@ -45,6 +45,8 @@ class Step:
     """Sequences that lose cached tokens at the end of this pass."""
     loading: list[tuple[Sequence, TierMatch]] = field(default_factory=list)
     """Sequences that have been given pages, and from now on wait for their cached blocks from a lower tier."""
+    loading_layerwise: list[Sequence] = field(default_factory=list)
+    """The sequence of each of the batch's `layerwise_loads`."""
     refused: list[tuple[Sequence, Refusal]] = field(default_factory=list)
     """Sequences that waited, and whose targets cannot be met any more. They are in no queue."""
     kept_out: list[Sequence] = field(default_factory=list)

@@ -44,6 +44,9 @@ def joined(parts: Sequence[Moved]) -> Moved:
 class GroupHostMemory:
     """Implements `HostMemory` for the first rank. Its sizes are those of one rank's part."""
 
+    layerwise = None
+    """Pages come whole: a layer would have to be there on all ranks."""
+
     def __init__(
         self,
         local: HostMemory,

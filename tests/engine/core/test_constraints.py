@@ -57,9 +57,12 @@ class Bench:
         num_pages: int = 400,
         num_host_pages: int = 0,
         with_grammars: bool = True,
+        num_tier_pages: int = 0,
         **settings: Any,
     ) -> None:
-        self.runner = FakeRunner(num_pages, 16, num_host_pages=num_host_pages)
+        self.runner = FakeRunner(
+            num_pages, 16, num_host_pages=num_host_pages, num_tier_pages=(num_tier_pages, 0), loads_by_layer=True
+        )
         grammars = GrammarCompiler(lambda: dry_assets().files["tokenizer.json"], VOCAB_SIZE, EOS_TOKEN_IDS)
         self.engine = Engine(
             EngineSettings(model="fake", step_depth=depth, **settings),  # type: ignore[arg-type]  # names come as text

@@ -51,6 +51,7 @@ RECURRENT = {
 
 
 TIERED = {
+    "loads_by_layer": (False, True),
     "num_tier_pages": ((2, 0), (8, 0), (40, 0), (2, 8), (3, 40), (4, 40), (40, 40)),
     "page_size": (16, 16, 16, 32),
     "max_model_len": (64, 150, 150),

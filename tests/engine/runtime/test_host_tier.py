@@ -35,16 +35,16 @@ def tier() -> CpuHostTier:
 
 
 def test_page_comes_back_to_another_place_when_it_was_stored(tier: CpuHostTier) -> None:
-    before = [part.copy() for part in tier._parts]
+    before = [part.copy() for part in tier._loading.parts]
     tier.store(1, [PageMove(2, 3), PageMove(4, 0)])
     stored = moved(tier)
-    for part in tier._parts:
+    for part in tier._loading.parts:
         part[[2, 4]] = 0
     tier.load(2, [PageMove(3, 1), PageMove(0, 5)])
     loaded = moved(tier)
     assert (stored.ticket, loaded.ticket, stored.error, loaded.error) == (1, 2, "", "")
     assert stored.digests == loaded.digests
-    for old, new in zip(before, tier._parts, strict=True):
+    for old, new in zip(before, tier._loading.parts, strict=True):
         assert np.array_equal(new[[1, 5]], old[[2, 4]])
         assert np.array_equal(new[[0, 3]], old[[0, 3]])
 

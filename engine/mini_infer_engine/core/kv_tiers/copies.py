@@ -2,9 +2,27 @@
 
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import TypeVar
 
 from mini_infer_engine.core.kv_tiers.page_record import PageRecord
-from mini_infer_engine.core.kv_tiers.tier_memory import DiskMemory, DiskMoved, HostMemory, Moved, PageMove, StateMove
+from mini_infer_engine.core.kv_tiers.tier_memory import (
+    DiskMemory,
+    DiskMoved,
+    HostMemory,
+    LayerwiseLoad,
+    Moved,
+    PageMove,
+    StateMove,
+)
+
+_Begun = TypeVar("_Begun")
+
+
+class _NotBegun:
+    """Stands in for a load that could not begin: its pass need not wait for anything."""
+
+    def wait_for_layer(self, layer: int) -> None:
+        """Returns at once."""
 
 
 class Copies:
@@ -31,15 +49,24 @@ class Copies:
         """Copies pages and states of main memory to the device."""
         self._request(lambda ticket: self.host.load(ticket, moves, states), done)
 
-    def _request(self, start: Callable[[int], None], done: Callable[[Moved], None]) -> None:
+    def load_layerwise(self, moves: Sequence[PageMove], done: Callable[[Moved], None]) -> LayerwiseLoad:
+        """Copies pages of main memory to the device, layer by layer."""
+        layerwise = self.host.layerwise
+        assert layerwise is not None, "pages of this memory come whole"
+        begun = self._request(lambda ticket: layerwise.load_layerwise(ticket, moves), done)
+        return _NotBegun() if begun is None else begun
+
+    def _request(self, start: Callable[[int], _Begun], done: Callable[[Moved], None]) -> _Begun | None:
+        """Returns what `start` does, or None if it raises."""
         ticket = next(self._tickets)
         try:
-            start(ticket)
+            begun = start(ticket)
         except Exception as error:
             failed = Moved(ticket, 0.0, error=f"{type(error).__name__}: {error}")
             self._ended.append(lambda: done(failed))
-        else:
-            self._on_host[ticket] = done
+            return None
+        self._on_host[ticket] = done
+        return begun
 
     def write(self, host_page: int, record: PageRecord, done: Callable[[DiskMoved], None]) -> None:
         """Copies a page of main memory to the disk."""

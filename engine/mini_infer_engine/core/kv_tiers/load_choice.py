@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 _OLDER_COUNT = 0.9
 """Factor by which each measurement shrinks the weight of earlier ones."""
@@ -12,6 +13,8 @@ loads are tried again.
 _FIRST_WEIGHT = 0.05
 """Weight of the first estimate beside the measurements, which have 1 each and 10 together at most."""
 _LONG_TOKENS = 4096
+MOST_DELAY_S = 0.001
+"""Seconds by which a load may make other rows of its pass late, as it is expected."""
 
 
 class CopyCost:
@@ -83,6 +86,30 @@ def pages_to_load(
         if saved > most_saved:
             best, most_saved = count, saved
     return best
+
+
+@dataclass(frozen=True, slots=True)
+class FirstPass:
+    """The pass in which the first tokens behind a load could be computed, as far as it is planned."""
+
+    num_tokens: int
+    """Tokens that the pass computes, those behind the load included."""
+    num_beside: int
+    """Tokens of other rows among them."""
+    num_waiting: int
+    """Other sequences that wait."""
+
+
+def loads_with_pass(load_s: float, first_pass: FirstPass, compute_tokens_per_s: float) -> bool:
+    """Returns True if a load of so many seconds goes with the pass of the tokens behind it; False if it comes first.
+
+    The pass waits for each layer, so that together they take little more than the longer of both. Its other rows wait
+    too, where the load takes longer; one that comes first delays nobody. While others wait it comes first as well: they
+    may need the same blocks, which nobody hits before the pass is committed.
+    """
+    if first_pass.num_waiting:
+        return False
+    return not first_pass.num_beside or load_s <= first_pass.num_tokens / compute_tokens_per_s + MOST_DELAY_S
 
 
 def pages_to_resume_after(

@@ -3,6 +3,9 @@
 Pages on the disk are read into main memory first, where they stay. A page whose digest is not that with which it left
 the device ends the load before it: the sequence computes the tokens from there on. With recurrent state a load ends
 with the state after its last page, and is void unless all of its pages and the state are valid.
+
+A load from main memory may go with the pass that computes the tokens behind it, which follows it layer by layer. It
+ends with that pass, and is void unless all of its pages are valid: the pass has read them.
 """
 
 from collections import Counter
@@ -10,15 +13,27 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
+
 from mini_infer_engine.core.kv_tiers.copies import Copies
 from mini_infer_engine.core.kv_tiers.host_blocks import HostBlocks
 from mini_infer_engine.core.kv_tiers.page_record import PageRecord, state_key
-from mini_infer_engine.core.kv_tiers.tier import Tier
+from mini_infer_engine.core.kv_tiers.tier import DISK, HOST, Tier
 from mini_infer_engine.core.kv_tiers.tier_index import DiskIndex
-from mini_infer_engine.core.kv_tiers.tier_memory import DiskMoved, Moved, PageMove, StateMove, sealed
+from mini_infer_engine.core.kv_tiers.tier_memory import (
+    DiskMoved,
+    LayerwiseLoad,
+    Moved,
+    PageMove,
+    StateMove,
+    sealed,
+)
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.sequence import Sequence
 from mini_infer_engine.core.state_checkpoints import StateCheckpoints
+
+_WAIT_S = 1.0
+"""Seconds between two looks at copies that a committed pass has followed."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,6 +75,20 @@ class Loaded:
     """The slot of that state, whose user the receiver is from now on; None if there is none or the load is void."""
 
 
+def count_loaded(loaded: Loaded) -> int:
+    """Counts what was loaded among the cached tokens of its sequence, if this was its first admission. Returns the
+    number of tokens that were added.
+    """
+    sequence, by_tier = loaded.sequence, loaded.tokens_by_tier
+    before = sequence.cached_tokens
+    if not loaded.is_first or before is None:
+        return 0
+    host, disk = before.host + by_tier.get(HOST, 0), before.disk + by_tier.get(DISK, 0)
+    sequence.cached_tokens = msgspec.structs.replace(before, host=host, disk=disk)
+    sequence.num_cached = loaded.num_tokens
+    return sum(by_tier.values())
+
+
 @dataclass(slots=True, eq=False)
 class _Load:
     sequence: Sequence | None
@@ -77,6 +106,8 @@ class _Load:
     """Tokens at the sequence's beginning that are on the device once all pages of all KV groups are; None if pages
     count from the first one on.
     """
+    is_layerwise: bool = False
+    """True if it goes with a pass."""
     is_first_group: Items[bool] = ()
     """True for each page of the first KV group, where there are several or windows."""
     host_pages: list[int] = field(default_factory=list)
@@ -102,7 +133,7 @@ class _Load:
     @property
     def needs_all(self) -> bool:
         """True if the sequence can go on from all of it alone."""
-        return self.state is not None or self.num_whole is not None
+        return self.state is not None or self.num_whole is not None or self.is_layerwise
 
     @property
     def is_complete(self) -> bool:
@@ -130,6 +161,8 @@ class Loads:
         """All loads whose copies have not ended, cancelled ones too."""
         self._keys: Counter[bytes] = Counter()
         self._ended: list[Loaded] = []
+        self._ended_layerwise: dict[Sequence, Loaded] = {}
+        """Those whose passes have not ended."""
 
     @property
     def are_under_way(self) -> bool:
@@ -171,18 +204,13 @@ class Loads:
         after them. With `places` they are those of its KV groups, for the first `num_pages` pages of a prefix. What a
         prefetch loads is a hit only once a prompt uses it.
         """
-        first = sequence.num_computed // self._pool.page_size
-        targets = sequence.pages[first : first + len(pages)]
-        checkpoint = self._take_checkpoint(state)
+        checkpoint, targets = self._take_checkpoint(state), self._targets(sequence, pages)
         load = _Load(sequence, sequence.num_computed, pages, targets, is_first, is_prefetch, state, checkpoint)
         if places:
             load.targets = [sequence.page_tables[group][place] for group, place in places]
             load.num_whole = num_pages * self._pool.page_size
             load.is_first_group = [not group for group, _ in places]
-        self._loads[sequence] = load
-        self._under_way.append(load)
-        self._pool.pin(load.targets)
-        self._keys.update(load.keys)
+        self._register(sequence, load)
         if state is not None and load.checkpoint is None:
             self._end(load, 0)
             return
@@ -194,6 +222,42 @@ class Loads:
             self._copies.read(location, load.host_pages[place], partial(self._read, load, place))
         if not on_disk:
             self._copy(load)
+
+    def begin_layerwise(self, sequence: Sequence, pages: Items[TierPage], *, is_first: bool) -> LayerwiseLoad | None:
+        """Loads pages of main memory behind the computed tokens of a sequence as `begin` does, for the next pass, which
+        follows the load. Returns None, and begins nothing, if they are not all there any more.
+        """
+        found = [page for page in self._host.acquire([page.record.key for page in pages]) if page is not None]
+        if len(found) < len(pages):
+            self._host.release_all(reversed(found))
+            return None
+        targets = self._targets(sequence, pages)
+        load = _Load(sequence, sequence.num_computed, pages, targets, is_first, is_prefetch=False, is_layerwise=True)
+        load.host_pages, load.num_valid = found, len(found)
+        self._register(sequence, load)
+        moves = [PageMove(*pair) for pair in zip(found, targets, strict=True)]
+        return self._copies.load_layerwise(moves, partial(self._copied, load))
+
+    def take_before_pass(self, sequence: Sequence) -> None:
+        """Has `take` return a load that has just begun layer by layer: the pass has no row of its sequence."""
+        self._loads[sequence].is_layerwise = False
+
+    def end_layerwise(self, sequence: Sequence) -> Loaded:
+        """Waits for the end of the load that went with a pass, and returns it: the pass has ended."""
+        while sequence not in self._ended_layerwise:
+            self._copies.wait(_WAIT_S)
+            self._copies.take()
+        return self._ended_layerwise.pop(sequence)
+
+    def _targets(self, sequence: Sequence, pages: Items[TierPage]) -> list[int]:
+        first = sequence.num_computed // self._pool.page_size
+        return sequence.pages[first : first + len(pages)]
+
+    def _register(self, sequence: Sequence, load: _Load) -> None:
+        self._loads[sequence] = load
+        self._under_way.append(load)
+        self._pool.pin(load.targets)
+        self._keys.update(load.keys)
 
     def _take_checkpoint(self, state: TierState | None) -> int | None:
         """Returns a slot with a user: that of a state which is on the device, or one for a state that is to come. None
@@ -229,6 +293,7 @@ class Loads:
             if loaded.sequence is sequence:
                 self._release(loaded.checkpoint)
         self._ended = [loaded for loaded in self._ended if loaded.sequence is not sequence]
+        self._ended_layerwise.pop(sequence, None)
         load = self._loads.pop(sequence, None)
         if load is not None:
             load.sequence = None
@@ -333,4 +398,8 @@ class Loads:
         if load.num_whole is not None:
             num_tokens = load.num_before if is_void else load.num_whole
         key = None if load.state is None else load.state.key
-        self._ended.append(Loaded(sequence, num_tokens, dict(counts), load.is_first, is_void, key, checkpoint))
+        ended = Loaded(sequence, num_tokens, dict(counts), load.is_first, is_void, key, checkpoint)
+        if load.is_layerwise:
+            self._ended_layerwise[sequence] = ended
+        else:
+            self._ended.append(ended)

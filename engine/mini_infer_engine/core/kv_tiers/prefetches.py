@@ -77,8 +77,7 @@ class Prefetches:
         on_device = self._retained([one.pages for one in (hit, *hit.others)])
         pool.retain_all(on_device)  # a parent outlives its children
         room = self._room(len(pages), until_s, num_headroom_pages) if pages else 0
-        needs_all = state is not None or bool(match.places)  # a state follows all pages, and groups need all of theirs
-        if room < len(match.pages) if needs_all else room <= 0:
+        if room < len(match.pages) if match.needs_all else room <= 0:
             pool.release_all(reversed(on_device))
             return False
         pages = pages[:room]

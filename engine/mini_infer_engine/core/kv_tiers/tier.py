@@ -5,6 +5,8 @@ import logging
 from mini_infer_engine.core.kv_tiers.load_choice import CopyCost
 from mini_infer_engine.core.kv_tiers.stats import TierStats
 
+HOST = "host"
+DISK = "disk"
 MOST_MISMATCHES = 3
 """Pages with a wrong digest after which a tier is turned off: its memory or its link cannot be relied on."""
 

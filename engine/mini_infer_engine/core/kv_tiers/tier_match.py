@@ -31,5 +31,10 @@ class TierMatch:
         """True if something is to be loaded."""
         return bool(self.pages) or self.state is not None
 
+    @property
+    def needs_all(self) -> bool:
+        """True if the sequence can go on from all of it alone: from a state, or from the pages of all KV groups."""
+        return self.state is not None or bool(self.places)
+
 
 NO_MATCH = TierMatch()

@@ -40,8 +40,28 @@ class Moved:
     """The reason why the copies failed; empty if they have not."""
 
 
+class LayerwiseLoad(Protocol):
+    """Copies from main memory that a pass follows layer by layer, in place of waiting for their end."""
+
+    def wait_for_layer(self, layer: int) -> None:
+        """Has the pass wait until this layer of all pages is on the device.
+
+        Never raises: if the copies fail, the pass goes on with whatever is there, and `HostMemory.take` returns the
+        error.
+        """
+
+
+class LayerwiseHostMemory(Protocol):
+    """Main memory from which a pass may read pages while they are still being copied."""
+
+    def load_layerwise(self, ticket: int, moves: Sequence[PageMove]) -> LayerwiseLoad:
+        """Copies pages of main memory to the device as `HostMemory.load` does, the first layer of all pages first."""
+
+
 class HostMemory(Protocol):
-    """Pages of main memory beside a device's pool. Copies run beside passes, in the order of their requests."""
+    """Pages of main memory beside a device's pool. Copies run beside passes, those of each direction in the order of
+    their requests.
+    """
 
     num_pages: int
     page_bytes: int
@@ -53,6 +73,10 @@ class HostMemory(Protocol):
     latency_s: float
     bytes_per_s: float
     """Estimated latency and speed of copies, until some are measured."""
+
+    @property
+    def layerwise(self) -> LayerwiseHostMemory | None:
+        """The same memory, if passes can follow its copies layer by layer; None if pages are loaded before a pass."""
 
     def store(self, ticket: int, moves: Sequence[PageMove], states: Sequence[StateMove] = ()) -> None:
         """Copies pages and states of the device to main memory. What is written to meanwhile is stored in part."""

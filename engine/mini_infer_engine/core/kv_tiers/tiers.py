@@ -1,7 +1,8 @@
 """Puts the tiers below one engine's prefix cache together: main memory, and perhaps a disk below it.
 
 Blocks that the device will evict soon are written behind while they are cached. A waiting sequence whose prefix goes on
-in a tier is given pages, and no rows until they have been loaded, if that is faster than computing them.
+in a tier is given pages, and no rows until they have been loaded, if that is faster than computing them. Where the
+runner can, a load from main memory goes with the pass of the tokens behind it.
 """
 
 from collections.abc import Iterable
@@ -12,24 +13,22 @@ from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_contract.events import BlockStored, KVEvent
 from mini_infer_engine.core.kv_tiers.copies import Copies
 from mini_infer_engine.core.kv_tiers.host_blocks import HostBlocks
-from mini_infer_engine.core.kv_tiers.load_choice import CopyCost
+from mini_infer_engine.core.kv_tiers.load_choice import CopyCost, FirstPass, loads_with_pass
 from mini_infer_engine.core.kv_tiers.loads import Loaded, Loads
 from mini_infer_engine.core.kv_tiers.page_record import state_key
 from mini_infer_engine.core.kv_tiers.prefetches import MAX_READ_AHEAD, READ_AHEAD_EVERY_S, READ_AHEAD_S, Prefetches
 from mini_infer_engine.core.kv_tiers.returning_sessions import ReturningSessions
 from mini_infer_engine.core.kv_tiers.stats import NO_TIER_STATS, KVTierStats
-from mini_infer_engine.core.kv_tiers.tier import Tier
+from mini_infer_engine.core.kv_tiers.tier import DISK, HOST, Tier
 from mini_infer_engine.core.kv_tiers.tier_index import DiskIndex, HostIndex
 from mini_infer_engine.core.kv_tiers.tier_match import NO_MATCH, TierMatch
-from mini_infer_engine.core.kv_tiers.tier_memory import DiskMemory, HostMemory
+from mini_infer_engine.core.kv_tiers.tier_memory import DiskMemory, HostMemory, LayerwiseLoad
 from mini_infer_engine.core.kv_tiers.tier_search import TierSearch
 from mini_infer_engine.core.kv_tiers.write_behind import WriteBehind
 from mini_infer_engine.core.prefix_cache import Hit, NoPrefixCache, PrefixCache
 from mini_infer_engine.core.sequence import Sequence, State
 from mini_infer_engine.core.state_checkpoints import StateCheckpoints
 
-HOST = "host"
-DISK = "disk"
 MOST_USAGE = 0.5
 """Share of pages in use above which no blocks are loaded for sessions that are only expected: on a full device most of
 them would be evicted before they are hit, and push out others in main memory (benchmarks/kv_sessions.py).
@@ -103,6 +102,24 @@ class KVTiers:
         self._loads.begin(
             sequence, match.pages, match.state, is_first=is_first, places=match.places, num_pages=match.num_pages
         )
+
+    def load_layerwise(
+        self, sequence: Sequence, match: TierMatch, first_pass: FirstPass, *, is_first: bool
+    ) -> LayerwiseLoad | None:
+        """Loads the pages of a match while the pass computes the tokens behind them. Returns None, and begins nothing,
+        if they are to be loaded before it: what comes is proved only when the pass is committed.
+        """
+        search, num_tokens = self._search, len(match.pages) * self._page_size
+        in_memory = all(page.tier is self._host_tier for page in match.pages)
+        if self._copies.host.layerwise is None or match.needs_all or not in_memory or not sequence.may_be_proved_late:
+            return None
+        if not loads_with_pass(self._host_tier.cost.seconds(num_tokens), first_pass, search.compute_tokens_per_s):
+            return None
+        return self._loads.begin_layerwise(sequence, match.pages, is_first=is_first)
+
+    def take_before_pass(self, sequence: Sequence) -> None:
+        """Has a load that `load_layerwise` has just begun precede the pass, which has no row of its sequence."""
+        self._loads.take_before_pass(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
         """Loads nothing more for a sequence. Its pages stay pinned for as long as they may be written to."""
@@ -189,6 +206,10 @@ class KVTiers:
             if self._pool.usage <= MOST_USAGE:
                 self._begin(*due)
         return loaded
+
+    def end_layerwise(self, sequence: Sequence) -> Loaded:
+        """Returns what has been loaded for a sequence while the committed pass computed."""
+        return self._loads.end_layerwise(sequence)
 
     @property
     def next_due_s(self) -> float:
@@ -285,6 +306,19 @@ class NoTiers:
 
     def load(self, sequence: Sequence, match: TierMatch, *, is_first: bool) -> None:
         """Is never called: nothing matches."""
+        raise AssertionError("there is no tier to load from")
+
+    def load_layerwise(
+        self, sequence: Sequence, match: TierMatch, first_pass: FirstPass, *, is_first: bool
+    ) -> LayerwiseLoad | None:
+        """Is never called: nothing matches."""
+        raise AssertionError("there is no tier to load from")
+
+    def take_before_pass(self, sequence: Sequence) -> None:
+        """Is never called: nothing is loaded."""
+
+    def end_layerwise(self, sequence: Sequence) -> Loaded:
+        """Is never called: nothing is loaded."""
         raise AssertionError("there is no tier to load from")
 
     def cancel(self, sequence: Sequence) -> None:

@@ -125,7 +125,7 @@ class SLOPolicy:
     def committed(self, step: Step, seconds: float, now_s: float) -> None:
         """Learns from the time of a finished pass."""
         num_decodes, self._committed_s = step.batch.num_decodes, now_s
-        if step.batch.num_drafts or seconds <= 0:
+        if step.batch.num_drafts or seconds <= 0 or step.loading_layerwise:
             return
         self.pass_times.observe(num_decodes, sum(row.count for row in step.batch.rows[num_decodes:]), seconds)
         if num_decodes:

@@ -11,6 +11,7 @@ from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.config.options.speculation import speculation_of
 from mini_infer_engine.core.batch import Batch, Row, TokenMasks
+from mini_infer_engine.core.kv_tiers.tier_memory import LayerwiseLoad
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.core.speculation.pass_times import GuessCosts
@@ -22,7 +23,7 @@ from mini_infer_engine.runtime.embeddings import Embeddings, needs_embeddings
 from mini_infer_engine.runtime.eviction.compactor import Compactor
 from mini_infer_engine.runtime.image_encoder import image_encoder_of
 from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs, build_inputs
-from mini_infer_engine.runtime.inputs.layer_progress import CountedLayers, MarkedAttention
+from mini_infer_engine.runtime.inputs.layer_progress import CountedLayers, LoadedAttention, MarkedAttention
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.memory.swap_digests import SwapCheck
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
@@ -144,6 +145,7 @@ class TorchExecutor:
             if self.traffic is not None and not self.traffic.is_last:
                 return self._launch_part(batch, self.traffic)
             report_layers = batch.report_layers if self._reports_layers else None
+            loads = batch.layerwise_loads
             prepared = None if self.speculation is None else self.speculation.prepare(batch)
             reads_features = self.speculation is not None and self.speculation.head is not None
             taps = self.worker.model.taps if batch.num_drafts and reads_features else None
@@ -154,7 +156,7 @@ class TorchExecutor:
                 layers = CountedLayers()
                 report_layers(layers)
             with nullcontext() if taps is None else taps.recording():
-                inputs, state = self._forward(batch, every_token=reads_prompts, layers=layers)
+                inputs, state = self._forward(batch, every_token=reads_prompts, layers=layers, loads=loads)
             sampling = [index for index, row in enumerate(batch.rows) if row.sampling is not None]
             handle = TorchPassHandle(batch.rows, sampling, prepared, swap_check=self.pool.swap_check)
             if taps is not None:
@@ -214,7 +216,12 @@ class TorchExecutor:
             self.images.run(batch.encoder)
 
     def _forward(
-        self, batch: Batch, *, every_token: bool, layers: CountedLayers | None = None
+        self,
+        batch: Batch,
+        *,
+        every_token: bool,
+        layers: CountedLayers | None = None,
+        loads: Sequence[LayerwiseLoad] = (),
     ) -> tuple[PassInputs, ResidualState]:
         """Returns the inputs, and the residual state of all tokens or of those that sample."""
         model, traffic = self.worker.model, self.traffic
@@ -231,6 +238,7 @@ class TorchExecutor:
         needs_all = every_token or states is not None or len(inputs.sample_rows) == inputs.num_tokens
         attention: AttentionPass = self.attention.prepare(inputs, None if needs_all else inputs.sample_rows)
         attention = self.compactor.observe(batch.rows, attention)
+        attention = LoadedAttention(attention, loads) if loads else attention
         attention = attention if layers is None else MarkedAttention(attention, layers.mark)
         if self.pool.states is not None:
             attention = TorchRecurrentPass(attention, self.pool.states, batch.rows, self.worker.device)

@@ -1,12 +1,15 @@
-"""Counts the layers of a pass whose keys and values are in the page pool, so that they can be sent meanwhile."""
+"""Follows a pass layer by layer: counts those whose keys and values are in the page pool, so that they can be sent
+meanwhile, and waits for those that are being loaded.
+"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mini_infer_engine.core.kv_tiers.tier_memory import LayerwiseLoad
 from mini_infer_engine.layers.attention import AttentionBlock
 from mini_infer_engine.ops.base import AttentionPass
 
@@ -61,6 +64,25 @@ class LayerCounters:
         from mini_infer_engine.kernels.report_layer import report_layer  # Triton is on GPUs alone
 
         report_layer(self._newest, self._number, layer)
+
+
+@dataclass(slots=True)
+class LoadedAttention:
+    """An `AttentionPass` that waits for each layer of the loads that its pass follows, before it attends."""
+
+    inner: AttentionPass
+    loads: Sequence[LayerwiseLoad]
+    logits_indices: Tensor | None = field(init=False)
+    positions: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.logits_indices, self.positions = self.inner.logits_indices, self.inner.positions
+
+    def attend(self, qkv: Tensor, layer: AttentionBlock) -> Tensor:
+        """Waits for the layer's pages, then attends by the inner pass."""
+        for load in self.loads:
+            load.wait_for_layer(layer.layer)
+        return self.inner.attend(qkv, layer)
 
 
 @dataclass(slots=True)

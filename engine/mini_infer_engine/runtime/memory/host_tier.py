@@ -1,9 +1,9 @@
 """Implements `HostMemory`: pages of main memory below a device's pool, and copies between both beside the passes.
 
-On a CPU a thread copies. On a GPU memory is pinned, and copies run on streams of their own, one for each direction, so
-that no load waits for what is written behind. A codec says what a page becomes on its way; checkpoints of recurrent
-state are copied as they are, to as many pages as they take. Digests are made of the bytes that leave the device, before
-a store and after a load.
+On a CPU threads copy. On a GPU memory is pinned, and copies run on streams of their own. There is one for each
+direction, so that no load waits for what is written behind. A codec says what a page becomes on its way; checkpoints of
+recurrent state are copied as they are, to as many pages as they take. Digests are made of the bytes that leave the
+device, before a store and after a load.
 """
 
 import mmap
@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove, StateMove
+from mini_infer_engine.core.kv_tiers.tier_memory import LayerwiseHostMemory, LayerwiseLoad, Moved, PageMove, StateMove
 from mini_infer_engine.kv_host.pool_file import PoolFile
 from mini_infer_engine.kv_transfer.token_digests import MODULUS
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
-from mini_infer_engine.runtime.memory.page_codec import WORD_BYTES, PageCodec, make_codec
+from mini_infer_engine.runtime.memory.layerwise_load import CopiedLayers, copy_layers
+from mini_infer_engine.runtime.memory.page_codec import WORD_BYTES, PageCodec, RawPages, make_codec
 from mini_infer_engine.runtime.memory.page_digests import PageDigests
 
 OpenSharedPool = Callable[..., PoolFile]
@@ -47,6 +48,8 @@ class HostTier(ABC):
     bytes_per_s = _CPU_BYTES_PER_S
     follows_passes = False
     """True if loads of pages wait for the passes launched so far, which may still read what is behind their windows."""
+    num_layers = 0
+    """Layers of a page, one after another, by which pages can be loaded; 0 if they are loaded whole."""
 
     def __init__(
         self,
@@ -75,6 +78,11 @@ class HostTier(ABC):
         starts = [sum(widths[:index]) for index in range(len(widths))]
         self.columns = [slice(start, start + width) for start, width in zip(starts, widths, strict=True)]
         """The columns of each part in a page of main memory."""
+
+    @property
+    def layerwise(self) -> LayerwiseHostMemory | None:
+        """None: pages come whole."""
+        return None
 
     @abstractmethod
     def store(self, ticket: int, moves: Sequence[PageMove], states: Sequence[StateMove] = ()) -> None:
@@ -128,37 +136,56 @@ class CpuHostTier(HostTier):
     ) -> None:
         super().__init__(codec, num_pages, identity, shared, states, pages_per_state)
         self._flat = self.words.reshape(-1)
-        self._codec = codec
-        self._parts = [part.numpy().view(np.uint64) for part in codec.parts]
-        self._digests = PageDigests(codec.parts)
-        self._requests: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._storing, self._loading = _Direction(codec), _Direction(codec.for_another_stream())
         self._ended: deque[Moved] = deque()
         self._num_under_way = 0
         self._changed = Condition()
-        Thread(target=self._run, name="kv-host-tier", daemon=True).start()
 
     def store(self, ticket: int, moves: Sequence[PageMove], states: Sequence[StateMove] = ()) -> None:
         """Copies pages and states of the device to main memory."""
-        self._request(ticket, lambda: [*map(self._store, moves), *map(self._store_state, states)])
+        self._request(self._storing, ticket, lambda: [*map(self._store, moves), *map(self._store_state, states)])
 
     def load(self, ticket: int, moves: Sequence[PageMove], states: Sequence[StateMove] = ()) -> None:
         """Copies pages and states of main memory to the device."""
-        self._request(ticket, lambda: [*map(self._load, moves), *map(self._load_state, states)])
+        self._request(self._loading, ticket, lambda: [*map(self._load, moves), *map(self._load_state, states)])
+
+    @property
+    def layerwise(self) -> LayerwiseHostMemory | None:
+        """The tier itself, if its pages have their layers one after another."""
+        return self if self.num_layers else None
+
+    def load_layerwise(self, ticket: int, moves: Sequence[PageMove]) -> LayerwiseLoad:
+        """Copies pages of main memory to the device, the first layer of all pages first. The pass that follows the
+        copy does not wait for the digests, which are made of what it reads.
+        """
+        layers, (part,) = CopiedLayers(), self._loading.parts
+
+        def copy() -> list[int]:
+            try:
+                copy_layers(self.words, part, moves, self.num_layers, layers)
+            finally:
+                layers.end()
+            return self._loading.digests_of([move.target for move in moves])
+
+        self._request(self._loading, ticket, copy)
+        return layers
 
     def _store(self, move: PageMove) -> int:
-        (row,) = rows = self._codec.rows_of([move.source])
-        self._codec.encode([move.source], rows)
-        digest = self._digest(row)
-        for part, columns in zip(self._parts, self.columns, strict=True):
+        way = self._storing
+        (row,) = rows = way.codec.rows_of([move.source])
+        way.codec.encode([move.source], rows)
+        (digest,) = way.digests_of(rows)
+        for part, columns in zip(way.parts, self.columns, strict=True):
             np.copyto(self.words[move.target, columns], part[row])
         return digest
 
     def _load(self, move: PageMove) -> int:
-        (row,) = rows = self._codec.rows_of([move.target])
-        for part, columns in zip(self._parts, self.columns, strict=True):
+        way = self._loading
+        (row,) = rows = way.codec.rows_of([move.target])
+        for part, columns in zip(way.parts, self.columns, strict=True):
             np.copyto(part[row], self.words[move.source, columns])
-        digest = self._digest(row)
-        self._codec.decode([move.target], rows)
+        (digest,) = way.digests_of(rows)
+        way.codec.decode([move.target], rows)
         return digest
 
     def _store_state(self, state: StateMove) -> int:
@@ -176,10 +203,7 @@ class CpuHostTier(HostTier):
         assert self._state_digests is not None, "this model has no recurrent state"
         return int(self._state_digests.of([state.checkpoint])) % MODULUS
 
-    def _digest(self, row: int) -> int:
-        return int(self._digests.of([row])) % MODULUS
-
-    def _request(self, ticket: int, copy: Callable[[], list[int]]) -> None:
+    def _request(self, way: "_Direction", ticket: int, copy: Callable[[], list[int]]) -> None:
         begin_s = time.perf_counter()
 
         def run() -> None:
@@ -196,11 +220,7 @@ class CpuHostTier(HostTier):
 
         with self._changed:
             self._num_under_way += 1
-        self._requests.put(run)
-
-    def _run(self) -> None:
-        while True:
-            self._requests.get()()
+        way.requests.put(run)
 
     def take(self) -> list[Moved]:
         """Returns the copies that have ended since the last call, without waiting."""
@@ -213,6 +233,25 @@ class CpuHostTier(HostTier):
         """Waits until a copy has ended, at most so long."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or not self._num_under_way, timeout_s)
+
+
+class _Direction:
+    """A thread that copies one way, with a codec of its own."""
+
+    def __init__(self, codec: PageCodec) -> None:
+        self.codec = codec
+        self.parts = [part.numpy().view(np.uint64) for part in codec.parts]
+        self.requests: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._digests = PageDigests(codec.parts)
+        Thread(target=self._run, name="kv-host-tier", daemon=True).start()
+
+    def digests_of(self, rows: Sequence[int]) -> list[int]:
+        """Returns the digests of these rows."""
+        return [digest % MODULUS for digest in self._digests.of(rows).tolist()]
+
+    def _run(self) -> None:
+        while True:
+            self.requests.get()()
 
 
 @dataclass(slots=True, eq=False)
@@ -439,8 +478,19 @@ def make_host_tier(
         )
     if open_shared is not None:
         shared = open_shared(page_bytes, identity)
-        return kind(codec, shared.layout.num_slots, identity, shared, states, pages_per_state)
-    return kind(codec, smallest(num_bytes // page_bytes), identity, None, states, pages_per_state)
+        tier: HostTier = kind(codec, shared.layout.num_slots, identity, shared, states, pages_per_state)
+    else:
+        tier = kind(codec, smallest(num_bytes // page_bytes), identity, None, states, pages_per_state)
+    tier.num_layers = _layers_to_load(pool, codec)
+    return tier
+
+
+def _layers_to_load(pool: KVPool, codec: PageCodec) -> int:
+    """Returns the layers of a pool's pages if each is there once the words of that layer are; otherwise 0."""
+    spec = pool.spec
+    if not isinstance(codec, RawPages) or len(codec.parts) != 1 or not pool.kv_cache.is_uniform or spec.head_shapes:
+        return 0
+    return 0 if codec.parts[0].shape[1] % spec.num_layers else spec.num_layers
 
 
 def pages_of(state_bytes: int, page_bytes: int) -> int:

@@ -2,7 +2,13 @@
 
 import pytest
 
-from mini_infer_engine.core.kv_tiers.load_choice import CopyCost, pages_to_load, pages_to_resume_after
+from mini_infer_engine.core.kv_tiers.load_choice import (
+    CopyCost,
+    FirstPass,
+    loads_with_pass,
+    pages_to_load,
+    pages_to_resume_after,
+)
 
 PAGE = 16
 HOST, DISK = "host", "disk"
@@ -52,6 +58,26 @@ def test_sequence_resumes_after_the_pages_and_the_state_that_save_the_most_time(
 ) -> None:
     found = pages_to_resume_after(num_resumable, num_on_device, media, states, PAGE, costs(), 10_000)
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("load_s", "num_tokens", "num_beside", "num_waiting", "expected"),
+    [
+        (0.001, 16, 0, 0, True),
+        (10.0, 16, 0, 0, True),  # nobody else is held up
+        (0.0, 16, 0, 1, False),  # others may need the same blocks
+        (0.0, 16, 0, 7, False),
+        (0.001, 16, 1, 0, True),  # a millisecond is little
+        (0.0025, 16, 1, 0, True),  # 1.6 ms of computing and one of delay
+        (0.0027, 16, 1, 0, False),
+        (0.2, 2048, 2000, 0, True),
+        (0.3, 2048, 2000, 0, False),
+    ],
+)
+def test_load_goes_with_the_pass_when_it_holds_nobody_up(
+    load_s: float, num_tokens: int, num_beside: int, num_waiting: int, expected: bool
+) -> None:
+    assert loads_with_pass(load_s, FirstPass(num_tokens, num_beside, num_waiting), 10_000) == expected
 
 
 def test_cost_is_the_first_estimate_when_nothing_was_measured() -> None:

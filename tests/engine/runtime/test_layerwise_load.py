@@ -1,0 +1,278 @@
+"""A pass on a CPU follows a load layer by layer: it reads the first layers before the last ones have come."""
+
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mini_infer_engine import LLM
+from mini_infer_engine.config.model.kv_groups import KVGroup, kv_cache_config, uniform_kv_cache
+from mini_infer_engine.core.kv_tiers import tier as tier_module
+from mini_infer_engine.core.kv_tiers.tier_memory import PageMove
+from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.layers.attention import AttentionBlock
+from mini_infer_engine.models.kv_spec import INT8
+from mini_infer_engine.runtime.inputs.layer_progress import LoadedAttention
+from mini_infer_engine.runtime.memory import host_tier, layerwise_load
+from mini_infer_engine.runtime.memory.hidden_pages import HiddenPages
+from mini_infer_engine.runtime.memory.host_tier import CpuHostTier, make_host_tier
+from mini_infer_engine.runtime.memory.kv_pool import KVPool
+from mini_infer_engine.runtime.memory.layerwise_load import CopiedLayers
+from mini_infer_engine.runtime.memory.quantized_pool import make_pool
+from tests.engine.runtime.test_host_tier import moved
+from tests.engine.runtime.test_kv_pool_and_attention import CPU, SPEC
+from tests.support.tiny_models import DEEPSEEK, DEEPSEEK_V32, save_tiny_model
+
+NUM_PAGES = 12
+
+
+def filled_tier() -> tuple[KVPool, CpuHostTier, Sequence[int]]:
+    """Returns a pool of random pages, a tier that has them in reverse order, and their digests."""
+    pool = make_pool(SPEC, NUM_PAGES, CPU)
+    pool.storage.copy_(torch.randn(pool.storage.shape))
+    tier = make_host_tier(pool, NUM_PAGES * SPEC.page_bytes, b"")
+    assert isinstance(tier, CpuHostTier)
+    tier.store(0, [PageMove(page, NUM_PAGES - 1 - page) for page in range(NUM_PAGES)])
+    return pool, tier, moved(tier).digests
+
+
+@pytest.mark.parametrize("sources", [[3], [0, 1, 2, 3], [5, 4, 3], [7, 2, 3, 9, 10, 11], []])
+def test_pages_and_digests_are_those_of_whole_loads(sources: list[int]) -> None:
+    pool, tier, digests = filled_tier()
+    before = pool.storage.clone()
+    pool.storage.zero_()
+    targets = list(range(len(sources)))
+    load = tier.load_layerwise(7, [PageMove(*pair) for pair in zip(sources, targets, strict=True)])
+    load.wait_for_layer(SPEC.num_layers - 1)
+    assert torch.equal(pool.storage[targets], before[[NUM_PAGES - 1 - source for source in sources]])
+    assert not pool.storage[len(sources) :].any()
+    ended = moved(tier)
+    assert (ended.ticket, ended.error) == (7, "")
+    assert list(ended.digests) == [digests[NUM_PAGES - 1 - source] for source in sources]
+
+
+def test_a_layer_is_there_while_the_next_one_has_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, tier, _ = filled_tier()
+    before = pool.pages.clone()
+    pool.storage.zero_()
+    may_go_on = [threading.Event() for _ in range(SPEC.num_layers + 1)]
+    may_go_on[0].set()
+    copied = CopiedLayers.copied
+
+    def copied_slowly(layers: CopiedLayers, count: int) -> None:
+        copied(layers, count)
+        assert count > SPEC.num_layers or may_go_on[count].wait(10)
+
+    monkeypatch.setattr(CopiedLayers, "copied", copied_slowly)
+    load = tier.load_layerwise(0, [PageMove(0, 2), PageMove(1, 1)])
+    for layer in range(SPEC.num_layers):
+        load.wait_for_layer(layer)
+        expected = before[[NUM_PAGES - 1, NUM_PAGES - 2]]
+        assert torch.equal(pool.pages[[2, 1], : layer + 1], expected[:, : layer + 1])
+        assert not pool.pages[[2, 1], layer + 1 :].any()
+        assert tier.take() == []
+        may_go_on[layer + 1].set()
+    assert moved(tier).error == ""
+
+
+def test_pass_goes_on_and_the_copy_reports_the_error_when_a_layer_cannot_be_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, tier, _ = filled_tier()
+    copyto, calls = np.copyto, list[object]()
+
+    def fail_at_second(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 2:
+            raise MemoryError("a bad bank")
+        copyto(*args)
+
+    monkeypatch.setattr(layerwise_load.np, "copyto", fail_at_second)
+    load = tier.load_layerwise(3, [PageMove(0, 2)])
+    load.wait_for_layer(0)
+    load.wait_for_layer(SPEC.num_layers - 1)
+    ended = moved(tier)
+    assert (ended.ticket, ended.error) == (3, "MemoryError: a bad bank")
+    assert len(calls) == 2
+    monkeypatch.undo()
+    tier.load_layerwise(4, [PageMove(0, 99)]).wait_for_layer(SPEC.num_layers)
+    assert "Error" in moved(tier).error
+
+
+def test_load_does_not_wait_for_what_is_written_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, tier, _ = filled_tier()
+    may_go_on = threading.Event()
+    monkeypatch.setattr(tier, "_store", lambda _: int(may_go_on.wait(10)))
+    tier.store(1, [PageMove(5, 5)])
+    tier.load_layerwise(2, [PageMove(0, 2)]).wait_for_layer(SPEC.num_layers - 1)
+    assert moved(tier).ticket == 2
+    may_go_on.set()
+    assert moved(tier).ticket == 1
+
+
+def test_layers_of_a_pool_are_loaded_one_by_one_only_where_each_is_whole() -> None:
+    def num_layers(pool: KVPool, dtype: str = "auto") -> int:
+        tier = make_host_tier(pool, 10**6, b"", dtype)
+        assert tier is not None
+        assert (tier.layerwise is not None) == (tier.num_layers > 0)
+        return tier.num_layers
+
+    wide = replace(SPEC, head_dim=32)
+    assert num_layers(KVPool(SPEC, NUM_PAGES, CPU)) == SPEC.num_layers
+    assert num_layers(make_pool(replace(SPEC, quantization=INT8), NUM_PAGES, CPU)) == SPEC.num_layers
+    assert num_layers(KVPool(replace(SPEC, entries=1), NUM_PAGES, CPU)) == SPEC.num_layers
+    assert num_layers(KVPool(wide, NUM_PAGES, CPU), "int4") == 0
+    windows = kv_cache_config([None, 20] * (SPEC.num_layers // 2), 200)
+    assert num_layers(KVPool(replace(SPEC, num_layers=windows.layers_per_page), NUM_PAGES, CPU, kv_cache=windows)) == 0
+    recurrent = replace(uniform_kv_cache(SPEC.num_layers), state_group=KVGroup("recurrent_state", (0,)))
+    assert num_layers(KVPool(SPEC, NUM_PAGES, CPU, kv_cache=recurrent)) == 0
+    beside = KVPool(SPEC, NUM_PAGES, CPU)
+    beside.hidden = HiddenPages(NUM_PAGES, SPEC.page_size, 24, torch.bfloat16, CPU)
+    assert num_layers(beside) == 0
+
+
+# On an engine.
+
+PROMPTS = [[(place * 7 + shift * 13) % 190 + 5 for place in range(90)] for shift in range(4)]
+PARAMS = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+
+
+def open_llm(folder: Path, **settings: Any) -> LLM:
+    """Returns an LLM with main memory below its KV cache, which loads whatever is there."""
+    common = {"device": "cpu", "max_model_len": 128, "max_num_seqs": 4, "skip_tokenizer_init": True}
+    llm = LLM(str(folder), **common | {"kv_cache_memory": 4_000_000, "kv_host_memory": 4_000_000} | settings)
+    llm._engine._rate.committed = lambda step, now_s: None  # type: ignore[method-assign]  # a rate that stays
+    if settings.get("kv_host_memory") != 0:
+        llm._engine._tiers._search.compute_tokens_per_s = 1.0  # type: ignore[union-attr]  # it has tiers
+    return llm
+
+
+def tokens(llm: LLM, prompt: list[int]) -> list[int]:
+    llm._engine.add(Request(request_id="only", prompt_token_ids=prompt, sampling=PARAMS))
+    made = list[int]()
+    while llm._engine.has_work:
+        made += [token for output in llm._engine.step() for token in output.token_ids]
+    return made
+
+
+def evict(llm: LLM) -> None:
+    """Has the blocks that are cached in main memory alone."""
+    while llm._engine.write_behind():
+        llm._engine._tiers.wait(1.0)
+    llm._engine.scheduler.kv_cache.reset_prefix_cache()
+
+
+@pytest.fixture
+def num_layerwise(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Gets the number of pages of each load that went with a pass."""
+    counts, copy_layers = list[int](), host_tier.copy_layers
+
+    def counted(source: Any, target: Any, moves: Sequence[PageMove], num_layers: int, layers: CopiedLayers) -> None:
+        counts.append(len(moves))
+        copy_layers(source, target, moves, num_layers, layers)
+
+    monkeypatch.setattr(host_tier, "copy_layers", counted)
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "settings"),
+    [
+        ("qwen3", {}, {}),
+        ("qwen3", {}, {"step_depth": 1, "long_prefill_token_threshold": 16}),
+        ("qwen3", {}, {"kv_cache_dtype": "int8", "step_depth": 1}),
+        ("qwen3", {}, {"speculative_method": "ngram", "num_speculative_tokens": 2}),
+        ("deepseek_v2", DEEPSEEK, {}),
+    ],
+)
+def test_tokens_are_the_same_when_passes_follow_their_loads(
+    tmp_path: Path,
+    num_layerwise: list[int],
+    architecture: str,
+    changes: dict[str, object],
+    settings: dict[str, object],
+) -> None:
+    save_tiny_model(tmp_path, architecture, **changes)
+    plain, llm = open_llm(tmp_path, kv_host_memory=0, **settings), open_llm(tmp_path, **settings)
+    host: Any = llm._engine._runner.host_memory
+    for number in range(8):
+        prompt = PROMPTS[number % 4]
+        assert tokens(llm, prompt) == tokens(plain, prompt)
+        evict(llm)
+        host.num_layers = host.num_layers if number < 5 else 0
+    assert num_layerwise == [5, 5], "two prompts came back with their passes, two before them"
+    stats = llm._engine.stats().kv_tiers.tiers["host"]
+    assert stats.hit_tokens == 4 * 80
+    assert (stats.mismatches, stats.errors) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "settings"),
+    [
+        ("qwen3", {}, {}),
+        ("qwen3", {}, {"kv_cache_dtype": "int8"}),
+        ("deepseek_v2", DEEPSEEK, {}),
+        ("deepseek_v32", DEEPSEEK_V32, {}),
+    ],
+)
+def test_first_layers_attend_before_the_last_are_copied(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    architecture: str,
+    changes: dict[str, object],
+    settings: dict[str, object],
+) -> None:
+    """No layer is copied before the one before it has been attended to: a pass that waited for all would never end."""
+    save_tiny_model(tmp_path, architecture, **changes)
+    llm = open_llm(tmp_path, **settings)
+    expected = tokens(llm, PROMPTS[0])
+    evict(llm)
+    llm._engine._runner.pool.storage.zero_()  # type: ignore[attr-defined]  # whoever reads too early reads zeros
+    attend, copied = LoadedAttention.attend, CopiedLayers.copied
+    order, has_attended = list[tuple[str, int]](), [threading.Event() for _ in range(8)]
+
+    def attend_noted(attention: LoadedAttention, qkv: Tensor, layer: AttentionBlock) -> Tensor:
+        mixed = attend(attention, qkv, layer)
+        order.append(("attended", layer.layer))
+        has_attended[layer.layer].set()
+        return mixed
+
+    def copied_noted(layers: CopiedLayers, count: int) -> None:
+        if count <= llm._engine._runner.config.num_layers:  # type: ignore[attr-defined]  # it has a model
+            order.append(("copied", count - 1))
+            copied(layers, count)
+            assert has_attended[count - 1].wait(10), "the pass waits for more than its layer"
+        else:
+            copied(layers, count)
+
+    monkeypatch.setattr(LoadedAttention, "attend", attend_noted)
+    monkeypatch.setattr(CopiedLayers, "copied", copied_noted)
+    assert tokens(llm, PROMPTS[0]) == expected
+    num_layers = llm._engine._runner.config.num_layers  # type: ignore[attr-defined]  # it has a model
+    assert order == [(what, layer) for layer in range(num_layers) for what in ("copied", "attended")]
+    assert llm._engine.stats().kv_tiers.tiers["host"].hit_tokens == 80
+
+
+def test_every_flipped_bit_is_found_and_no_text_is_wrong(
+    tmp_path: Path, num_layerwise: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny_model(tmp_path, "qwen3")
+    monkeypatch.setattr(tier_module, "MOST_MISMATCHES", 1000)
+    llm, draw = open_llm(tmp_path, step_depth=1), random.Random(2)
+    tiers: Any = llm._engine._tiers
+    expected, wrong = tokens(llm, PROMPTS[0]), 0
+    for _ in range(300):
+        evict(llm)
+        pages = tiers._copies.host.page_memory(tiers._host.page(draw.choice(tiers._host.records).key))
+        pages[draw.randrange(len(pages))] ^= 1 << draw.randrange(8)
+        wrong += tokens(llm, PROMPTS[0]) != expected
+    stats = llm._engine.stats()
+    assert (stats.kv_tiers.tiers["host"].mismatches, stats.preemptions, wrong) == (300, 300, 0)
+    assert num_layerwise == [5] * 300
