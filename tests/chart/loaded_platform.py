@@ -11,7 +11,7 @@ import httpx
 import msgspec
 
 from mini_infer_contract.launch import Endpoint, EndpointsFile
-from tests.engine.server.dry_server import DryServer, environment, free_port, wait_until
+from tests.engine.server.dry_server import HANG_S, DryServer, environment, free_port, wait_until
 
 MODEL, AWAY = "loaded", "away"
 REQUESTS = 12
@@ -75,7 +75,7 @@ def _gateway(endpoints: Path) -> Iterator[str]:
         yield url
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(HANG_S)
 
 
 def _ready(url: str) -> bool:

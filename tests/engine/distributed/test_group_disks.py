@@ -101,7 +101,7 @@ class Group:
         assert self.rank._store is not None
         self.rank._store.join_recovery()
         self.rank.report()
-        assert self.reports.poll(5000)
+        assert self.reports.poll(60_000)
         return sorted(page.record.key for page in self.disk.take_recovered())
 
     def close(self) -> None:

@@ -322,7 +322,7 @@ def _member(port: int) -> Iterator["zmq.Socket[bytes]"]:
 def _ticket(dealer: "zmq.Socket[bytes]", runner: ModelRunner) -> bytes:
     assert runner.weight_server is not None
     dealer.send(messages.encode(Hello(messages.VERSION, runner.weight_server.identity)))
-    assert dealer.poll(5_000)
+    assert dealer.poll(60_000)
     reply = messages.decode_reply(dealer.recv())
     assert isinstance(reply, Offer)
     return reply.ticket

@@ -69,7 +69,7 @@ class Up:
     def output(self) -> str:
         return (self.folder / "output").read_text()
 
-    def until_prints(self, text: str, limit_s: float = 60.0) -> None:
+    def until_prints(self, text: str, limit_s: float = 120.0) -> None:
         wait(lambda: text in self.output(), limit_s, self.output)
 
     def endpoints_file(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Up:
         return self.process.wait(60)
 
 
-def wait(what: Callable[[], Any], limit_s: float = 60.0, why: Callable[[], str] = str) -> Any:
+def wait(what: Callable[[], Any], limit_s: float = 120.0, why: Callable[[], str] = str) -> Any:
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         if answer := what():
