@@ -611,9 +611,9 @@ class Scheduler:
     def _start_loading(self, plan: PassPlan, sequence: Sequence, match: TierMatch) -> None:
         """Has the pages of a match loaded, with the pass of the first chunk behind them or before it."""
         num_tokens = len(match.pages) * self.kv_cache.page_size
-        num_left, num_beside = len(sequence.token_ids) - sequence.num_computed - num_tokens, plan.step.batch.num_tokens
-        num_in_chunk = min(num_left, plan.token_budget, self._chunk_limit)
-        first_pass = FirstPass(num_beside + num_in_chunk, num_beside, len(self.waiting))
+        num_left = len(sequence.token_ids) - sequence.num_computed - num_tokens
+        num_in_pass = plan.step.batch.num_tokens + min(num_left, plan.token_budget, self._chunk_limit)
+        first_pass = FirstPass(num_in_pass, len(self.running), len(self.waiting))
         load = self.tiers.load_layerwise(sequence, match, first_pass, is_first=sequence in plan.step.admitted)
         if load is not None:
             if self._plan_behind(plan, sequence, num_tokens):

@@ -14,7 +14,7 @@ _FIRST_WEIGHT = 0.05
 """Weight of the first estimate beside the measurements, which have 1 each and 10 together at most."""
 _LONG_TOKENS = 4096
 MOST_DELAY_S = 0.001
-"""Seconds by which a load may make other rows of its pass late, as it is expected."""
+"""Expected seconds by which a load may make other sequences late that run beside its pass."""
 
 
 class CopyCost:
@@ -94,8 +94,8 @@ class FirstPass:
 
     num_tokens: int
     """Tokens that the pass computes, those behind the load included."""
-    num_beside: int
-    """Tokens of other rows among them."""
+    num_running: int
+    """Other sequences that run, with rows in this pass or in one that is not committed yet."""
     num_waiting: int
     """Other sequences that wait."""
 
@@ -103,13 +103,13 @@ class FirstPass:
 def loads_with_pass(load_s: float, first_pass: FirstPass, compute_tokens_per_s: float) -> bool:
     """Returns True if a load of so many seconds goes with the pass of the tokens behind it; False if it comes first.
 
-    The pass waits for each layer, so that together they take little more than the longer of both. Its other rows wait
-    too, where the load takes longer; one that comes first delays nobody. While others wait it comes first as well: they
-    may need the same blocks, which nobody hits before the pass is committed.
+    The pass waits for each layer, so that together they take little more than the longer of both. Where the load takes
+    longer, others that run wait too; a load that comes first delays nobody. It comes first as well while others are in
+    line: they may need the same blocks, which nobody hits before the pass is committed.
     """
     if first_pass.num_waiting:
         return False
-    return not first_pass.num_beside or load_s <= first_pass.num_tokens / compute_tokens_per_s + MOST_DELAY_S
+    return not first_pass.num_running or load_s <= first_pass.num_tokens / compute_tokens_per_s + MOST_DELAY_S
 
 
 def pages_to_resume_after(

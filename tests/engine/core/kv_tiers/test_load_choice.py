@@ -61,7 +61,7 @@ def test_sequence_resumes_after_the_pages_and_the_state_that_save_the_most_time(
 
 
 @pytest.mark.parametrize(
-    ("load_s", "num_tokens", "num_beside", "num_waiting", "expected"),
+    ("load_s", "num_tokens", "num_running", "num_waiting", "expected"),
     [
         (0.001, 16, 0, 0, True),
         (10.0, 16, 0, 0, True),  # nobody else is held up
@@ -70,14 +70,14 @@ def test_sequence_resumes_after_the_pages_and_the_state_that_save_the_most_time(
         (0.001, 16, 1, 0, True),  # a millisecond is little
         (0.0025, 16, 1, 0, True),  # 1.6 ms of computing and one of delay
         (0.0027, 16, 1, 0, False),
-        (0.2, 2048, 2000, 0, True),
-        (0.3, 2048, 2000, 0, False),
+        (0.2, 2048, 40, 0, True),
+        (0.3, 2048, 40, 0, False),
     ],
 )
 def test_load_goes_with_the_pass_when_it_holds_nobody_up(
-    load_s: float, num_tokens: int, num_beside: int, num_waiting: int, expected: bool
+    load_s: float, num_tokens: int, num_running: int, num_waiting: int, expected: bool
 ) -> None:
-    assert loads_with_pass(load_s, FirstPass(num_tokens, num_beside, num_waiting), 10_000) == expected
+    assert loads_with_pass(load_s, FirstPass(num_tokens, num_running, num_waiting), 10_000) == expected
 
 
 def test_cost_is_the_first_estimate_when_nothing_was_measured() -> None:
