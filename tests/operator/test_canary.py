@@ -90,7 +90,7 @@ def events(cluster: Cluster, name: str, reason: str) -> list[str]:
     return [item["message"] for item in json.loads(found)["items"] if item["involvedObject"]["name"] == name]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_revisions_are_promoted_and_rolled_back_by_figures(
     plane_with_pods: ControlPlane,
     gateway: StubGateway,

@@ -130,7 +130,7 @@ def waiting(cluster: Cluster, tmp_path: Path) -> Iterator[dict[str, float]]:
         stub.stop()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_the_examples_autoscaler_scales_up_when_queues_grow(cluster: Cluster, waiting: dict[str, float]) -> None:
     """From two to three: the example lets their number double once a minute."""
     cluster.apply("demo", unified={"replicas": 2})

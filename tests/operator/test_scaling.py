@@ -112,7 +112,7 @@ def test_scale_subresource_has_no_effect_when_the_planner_owns_the_number(
     wait(lambda: "the planner sets the number" in message())
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_two_autoscalers_change_nothing_when_the_planner_owns_the_number(
     cluster: Cluster, gateway: StubGateway
 ) -> None:

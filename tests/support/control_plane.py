@@ -177,7 +177,7 @@ class ControlPlane:
         sent = headers if patch is None else headers | {"content-type": "application/apply-patch+yaml"}
         try:
             return _exchange(self._kept.connection, method, target, sent, patch)
-        except ConnectionError:  # the API server ends connections that nobody has used for a while
+        except (ConnectionError, ssl.SSLEOFError):  # the API server ends connections that nobody has used for a while
             return _exchange(self._kept.connection, method, target, sent, patch)
 
     def add_node(self, name: str, **room: object) -> None:
