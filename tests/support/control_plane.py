@@ -138,7 +138,7 @@ class ControlPlane:
         """Run kubectl; the caller looks at returncode, stdout and stderr."""
         command = [str(self.programs / "kubectl"), f"--kubeconfig={self.kubeconfig}", *arguments]
         return subprocess.run(
-            command, input=stdin, capture_output=True, text=True, timeout=60, check=False, env=os.environ | SPARING
+            command, input=stdin, capture_output=True, text=True, timeout=200, check=False, env=os.environ | SPARING
         )
 
     def read(self, path: str, **query: str) -> Any:
@@ -168,11 +168,19 @@ class ControlPlane:
         return f"{root}{namespace}/{plural}/{metadata['name']}"
 
     def _send(self, method: str, path: str, query: Mapping[str, str], patch: bytes | None = None) -> tuple[int, bytes]:
-        """Returns status and body."""
+        """Returns status and body; a server that is too busy is asked again for half a minute."""
+        for _ in range(30):
+            status, body = self._send_once(method, path, query, patch)
+            if status not in (429, 503, 504):
+                break
+            time.sleep(1)
+        return status, body
+
+    def _send_once(self, method: str, path: str, query: Mapping[str, str], patch: bytes | None) -> tuple[int, bytes]:
         assert self._reader is not None
         address, headers, context = self._reader
         if not hasattr(self._kept, "connection"):
-            self._kept.connection = http.client.HTTPSConnection(address, context=context, timeout=30)
+            self._kept.connection = http.client.HTTPSConnection(address, context=context, timeout=120)
         target = f"{path}?{urllib.parse.urlencode(query)}"
         sent = headers if patch is None else headers | {"content-type": "application/apply-patch+yaml"}
         try:
