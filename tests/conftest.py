@@ -123,7 +123,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Tests that run once more had their turn: turns are dealt out among all tests that are collected.
     """
-    if (turn := config.getoption("--turn")) is not None and not config.getoption("--last-failed"):
+    if (turn := config.getoption("--turn")) is not None and not config.getoption("--last-failed", default=False):
         out = left_out([item.nodeid for item in items], read_costs(COSTS.read_text()), turn)
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in out])
         items[:] = [item for item in items if item.nodeid not in out]
