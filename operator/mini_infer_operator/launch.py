@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mini_infer_contract.engine_options import EngineOptions
 from mini_infer_contract.launch import DEMO_MODEL
+from mini_infer_contract.options import option_rows
 from mini_infer_operator.gpus import resources_of
 from mini_infer_operator.resource import (
     EngineSpec,
@@ -24,6 +26,7 @@ from mini_infer_operator.resource import (
 
 REVISION_DIGITS = 10
 DEFAULT_GRACE_S = 300
+_SIZES = {row.name for row in option_rows(EngineOptions) if row.option.is_size}
 CACHE_FOLDER = "mini-infer"
 """The folder of a cache's volume that has the models."""
 
@@ -123,8 +126,8 @@ def engine_arguments(engine: EngineSpec) -> tuple[str, ...]:
         flag = name.replace("_", "-")
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")
-        elif name == "kv_cache_memory":
-            flags.append(f"--{flag}={int(parse_quantity(value))}")
+        elif name in _SIZES:
+            flags.append(f"--{flag}={int(parse_quantity(value))}")  # the engine does not read 1e9 or .5Gi
         else:
             flags.append(f"--{flag}={value}")
     return (*flags, *(engine.extra_args or ()))

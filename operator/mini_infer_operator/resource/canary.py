@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from mini_infer_operator.resource.quantity import Quantity
+from mini_infer_operator.resource.quantity import Quantity, parse_quantity
 from mini_infer_operator.resource.rules import ApiModel, Rule
 
 MOST_STEPS = 20
@@ -59,6 +59,13 @@ class CanaryAnswers(ApiModel):
 class CanaryAnalysis(ApiModel):
     """The limits of a new revision, compared with the old one at the same time: a broken one rolls it back."""
 
+    rules = (
+        Rule(
+            "!has(self.maxMemoryGrowth) || !quantity(string(self.maxMemoryGrowth)).isLessThan(quantity('0'))",
+            "analysis.maxMemoryGrowth must not be negative: every revision would be rolled back",
+            lambda a: a.max_memory_growth is None or parse_quantity(a.max_memory_growth) >= 0,
+        ),
+    )
     max_error_share: Percent | None = None
     """Share of requests that its engines may fail beyond that of the old revision, from three failures on; 1% if left
     out."""

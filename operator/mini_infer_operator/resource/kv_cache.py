@@ -44,6 +44,17 @@ class KvCacheDisk(ApiModel):
             "kvCache.disk.emptyDir in memory is no disk: leave medium out, and write more kvCache.host",
             lambda d: d.empty_dir is None or not d.empty_dir.medium,
         ),
+        Rule(
+            "!has(self.emptyDir) || !has(self.emptyDir.sizeLimit) || "
+            "quantity(string(self.emptyDir.sizeLimit)).compareTo(quantity(string(self.size))) >= 0",
+            "kvCache.disk.emptyDir.sizeLimit is below kvCache.disk.size: a pod whose tier is full would be evicted; "
+            "leave sizeLimit out, or raise it",
+            lambda d: (
+                d.empty_dir is None
+                or d.empty_dir.size_limit is None
+                or parse_quantity(d.empty_dir.size_limit) >= parse_quantity(d.size)
+            ),
+        ),
     )
     size: Quantity
     """The most that blocks take there, for each engine; the oldest go first."""

@@ -290,6 +290,20 @@ def _lookup(engine: Any, option: str) -> int:
 TRANSFER_OPTIONS = tuple(row.name for row in option_rows(EngineOptions) if row.option.group == KV_TRANSFER)
 
 
+_SIZES = tuple(row for row in option_rows(EngineOptions) if row.option.in_resource and row.option.is_size)
+"""Options that are a number of bytes."""
+
+
+def _size_rule(row: OptionRow) -> Rule:
+    """Returns the rule that a size is not below what the engine takes, which a quantity's schema cannot say."""
+    field, low = to_camel(row.name), int(row.option.low or 0)
+    return Rule(
+        f"!has(self.{field}) || quantity(string(self.{field})).compareTo(quantity('{low}')) >= 0",
+        f"{field} must be at least {low}, such as 256Mi or 40Gi",
+        lambda e: getattr(e, row.name) is None or parse_quantity(getattr(e, row.name)) >= low,
+    )
+
+
 class EngineSpec(_EngineFields):
     """Options of the engine; an option that is left out has the engine's default (`mini-infer-serve --help`)."""
 
@@ -310,6 +324,7 @@ class EngineSpec(_EngineFields):
             f"kvCacheMemory must be at least {LEAST_KV_CACHE}, such as 256Mi or 40Gi",
             lambda e: e.kv_cache_memory is None or parse_quantity(e.kv_cache_memory) >= parse_quantity(LEAST_KV_CACHE),
         ),
+        *(_size_rule(row) for row in _SIZES if row.name != "kv_cache_memory"),
         Rule(
             "!has(self.speculativeMethod) || self.speculativeMethod in ['ngram', 'mtp'] || has(self.speculativeModel)",
             "speculativeMethod draft_model, head and eagle3 need speculativeModel, a folder or hub id: add it, or "

@@ -117,6 +117,16 @@ def test_every_engine_option_becomes_an_engine_flag() -> None:
     assert len(engine_arguments(engine)) == len(options)
 
 
+@pytest.mark.parametrize("size", ["1e9", "1G", 1_000_000_000, "+1000M", "1000000000000m", ".001T"])
+@pytest.mark.parametrize("field", ["kvCacheMemory", "kvSwapMemory", "kvStagingMemory", "kvTransferBandwidth"])
+def test_every_size_is_a_number_of_bytes_when_it_is_any_quantity(field: str, size: int | str) -> None:
+    service = parse_service(changed({"spec": {"unified": {"engine": {field: size}}}}))
+    engine = service.roles["unified"].engine
+    assert engine is not None
+    (flag,) = engine_arguments(engine)
+    assert flag.partition("=")[2] == "1000000000"
+
+
 @pytest.mark.parametrize(
     ("engine", "port"),
     [({}, 0), ({"kvCacheMemory": "1Gi"}, 0), ({"kvTransport": "auto"}, 5559), ({"kvTransferFallback": False}, 5559)],
