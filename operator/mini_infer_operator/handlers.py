@@ -1,9 +1,9 @@
 """Registers kopf's handlers. Each handler calls the `Operator` and decides nothing.
 
 `kopf run -m mini_infer_operator.handlers --dev` works on a cluster from a checkout, and `mini-infer-operator` embeds
-the same handlers (controller/run.py). Every event puts a key into the queue, whatever happened: `kopf.on.event` is the
-one handler for resources that keeps no progress in annotations and sets no finalizers. (`kopf.timer` sets one on each
-object; the queue's resync does its work here.)
+the same handlers (controller/run.py). Every event puts a key into the queue, whatever happened, unless it changes
+nothing that is read: `kopf.on.event` is the one handler for resources that keeps no progress in annotations and sets no
+finalizers. (`kopf.timer` sets one on each object; the queue's resync does its work here.)
 """
 
 import asyncio

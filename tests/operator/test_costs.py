@@ -1,6 +1,7 @@
 """What the operator costs the API server and its node, read from the audit log and /proc.
 
-Guards for CI with a few services; MINI_INFER_COST_SERVICES=500 measures a large cluster with the same bounds a service.
+Guards for CI with a few services. MINI_INFER_COST_SERVICES=500 measures a large cluster: 15 requests a service, 20 s of
+CPU, 140 MB.
 """
 
 import os
@@ -106,8 +107,8 @@ def test_services_cost_few_requests_and_none_when_they_are_ready(measured: Measu
         dict(counts),
     )
     assert counts.total() <= 15 * SERVICES, counts
-    assert cpu_s <= 1 + 0.04 * SERVICES
-    assert measured.peak_mb() <= 120
+    assert cpu_s <= max(1.6, 0.04 * SERVICES)
+    assert measured.peak_mb() <= 120 + 0.04 * SERVICES
 
     time.sleep(12)  # the new engines become available, which is no news
     measured.wait_until_quiet()
