@@ -7,10 +7,14 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from mini_infer_operator.cli.conversation import END_WORDS, GREETING, CommandError, Conversation
 from mini_infer_operator.cli.server_access import ServerError, base_url, found_server, open_server
 from mini_infer_operator.cli.terminal import printable
 
+_LONGEST_SHOWN = 200
+"""Bytes of an unreadable event that an error repeats."""
 DIM, PLAIN = "\033[2m", "\033[0m"
 
 
@@ -89,20 +93,53 @@ def _print_answer(base: str, body: dict[str, Any]) -> str:
 
 def _stream(base: str, body: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields the pieces of a streamed chat completion: thinking, and text."""
-    with open_server(f"{base}/v1/chat/completions", json.dumps(body).encode()) as response:
+    url, events = f"{base}/v1/chat/completions", 0
+    with open_server(url, json.dumps(body).encode()) as response:
         try:
             for line in response:
-                data = line.decode().strip().removeprefix("data:").strip()
-                if not line.startswith(b"data:") or data == "[DONE]":
+                data = line.removeprefix(b"data:").strip()
+                if not line.startswith(b"data:") or data == b"[DONE]":
                     continue
-                event = json.loads(data)
-                if "error" in event:
-                    raise ServerError(str(event["error"].get("message", event["error"])))
-                for choice in event.get("choices", ()):
-                    delta = choice.get("delta", {})
-                    yield delta.get("reasoning") or delta.get("reasoning_content") or "", delta.get("content") or ""
+                events += 1
+                event = _event(url, data)
+                if event.error is not None:
+                    raise ServerError(_message(event.error))
+                for choice in event.choices or ():
+                    delta = choice.delta or _Delta()
+                    yield delta.reasoning or delta.reasoning_content or "", delta.content or ""
         except (http.client.HTTPException, OSError) as error:
             raise ServerError(f"the answer broke off: {error}") from error
+    if not events:
+        raise ServerError(f"{url} answered without a stream of events: is --url that of an OpenAI server?")
+
+
+def _event(url: str, data: bytes) -> "_Event":
+    try:
+        return msgspec.convert(json.loads(data), _Event)  # json: msgspec's reader refuses half of a surrogate pair
+    except (ValueError, RecursionError):
+        shown = printable(data[:_LONGEST_SHOWN].decode(errors="replace"))
+        raise ServerError(f"{url} sent an event that is no part of a chat completion: {shown}") from None
+
+
+def _message(error: Any) -> str:
+    return printable(str(error.get("message", error) if isinstance(error, dict) else error))
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+
+
+class _Event(msgspec.Struct):
+    """What is read of an event; other fields may be anything."""
+
+    choices: list[_Choice] | None = None
+    error: Any = None
 
 
 def _only_model(base: str) -> str:

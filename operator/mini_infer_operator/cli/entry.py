@@ -4,6 +4,7 @@ Imports nothing heavy before it knows which command runs.
 """
 
 import argparse
+import io
 import os
 import re
 import sys
@@ -126,7 +127,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     chat.add_argument("--model", help="which one, where the server has several")
     chat.add_argument("--system", default="", metavar="TEXT", help="the system prompt")
-    chat.add_argument("--temperature", type=float, metavar="N", help="0 to 2 (default: the server's own)")
+    chat.add_argument("--temperature", type=_temperature, metavar="N", help="0 to 2 (default: the server's own)")
     chat.add_argument(
         "--thinking",
         action=argparse.BooleanOptionalAction,
@@ -214,6 +215,9 @@ def _add_rollout(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command. Returns the exit code."""
     show_crashes()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # for characters that its encoding lacks
     parser = build_parser()
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments:
@@ -310,6 +314,16 @@ def _name(text: str) -> str:
 def _namespace(text: str) -> str | None:
     """Parses a namespace. An empty one, as of an unset variable of a script, is none, as for kubectl."""
     return _name(text) if text else None
+
+
+def _temperature(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is no temperature: write a number from 0 to 2")
+    return number
 
 
 def _port(text: str) -> int:

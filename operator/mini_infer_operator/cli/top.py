@@ -27,8 +27,8 @@ def top(url: str | None, *, once: bool) -> int:
     try:
         base = base_url(url) if url else found_server()
         if once or not console.is_terminal:
-            fleet = _get(f"{base}/console/api/fleet")
-            requests = _get(f"{base}/console/api/requests")["requests"]
+            fleet = _get(f"{base}/console/api/fleet", *_FLEET_FIELDS)
+            requests = _get(f"{base}/console/api/requests", "requests")["requests"]
             console.print(screen(base, fleet, requests, rows=MAX_REQUESTS))
             return 0
         frames = _frames(base)
@@ -36,7 +36,7 @@ def top(url: str | None, *, once: bool) -> int:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 live.update(screen(base, fleet, requests, rows=_rows(console, fleet)), refresh=True)
-                fleet, requests = _next(frames, base)
+                frames, (fleet, requests) = _next(frames, base)
     except ServerError as error:
         print(f"mini-infer top: {error}", file=sys.stderr)
         return 1
@@ -47,22 +47,39 @@ def top(url: str | None, *, once: bool) -> int:
         return 0
 
 
+_FLEET_FIELDS = ("engines", "services")
 Frame = tuple[dict[str, Any], list[dict[str, Any]]]
 """The fleet, and the latest requests, newest first."""
 
 
-def _get(url: str) -> Any:
+def _get(url: str, *lists: str) -> Any:
     with open_server(url, timeout_s=SILENCE_S) as response:
-        return json.load(response)
+        return _read(url, response.read(), *lists)
 
 
-def _next(frames: Iterator[Frame], base: str) -> Frame:
-    """Returns the next frame. Raises ServerError if the stream has ended and no other can be opened."""
+def _read(url: str, text: bytes, *lists: str) -> Any:
+    """Returns JSON of the console: an object with lists of these names, or a list if there are no names. Raises
+    ServerError if it is something else.
+    """
     try:
-        return next(frames)
+        found = json.loads(text)
+        if not all(isinstance(one, list) for one in ([found[name] for name in lists] if lists else [found])):
+            raise TypeError
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ServerError(f"{url} is no console of a gateway: is --url that of one?") from None
+    return found
+
+
+def _next(frames: Iterator[Frame], base: str) -> tuple[Iterator[Frame], Frame]:
+    """Returns the next frame, and the stream of those after it: another one where this one has ended. Raises
+    ServerError if none can be opened.
+    """
+    try:
+        return frames, next(frames)
     except (StopIteration, OSError, http.client.HTTPException):
         time.sleep(RETRY_PAUSE_S)  # The gateway starts again: one more try tells.
-        return next(_frames(base))
+        frames = _frames(base)
+        return frames, next(frames)
 
 
 def _frames(base: str) -> Iterator[Frame]:
@@ -70,13 +87,14 @@ def _frames(base: str) -> Iterator[Frame]:
     fleet: dict[str, Any] | None = None
     requests: list[dict[str, Any]] = []
     histories: dict[str, list[Any]] = {}
-    with open_server(f"{base}{EVENTS_PATH}", timeout_s=SILENCE_S) as response:
+    url = f"{base}{EVENTS_PATH}"
+    with open_server(url, timeout_s=SILENCE_S) as response:
         for name, data in _events(response):
             if name == "requests":
-                requests = (data + requests)[:MAX_REQUESTS]
+                requests = (_read(url, data) + requests)[:MAX_REQUESTS]
             elif name == "fleet":
-                fleet = data
-                histories = {engine["name"]: _grown(histories, engine) for engine in data["engines"]}
+                fleet = _read(url, data, *_FLEET_FIELDS)
+                histories = {engine["name"]: _grown(histories, engine) for engine in fleet["engines"]}
             if fleet is not None:
                 for engine in fleet["engines"]:
                     engine["history"] = histories[engine["name"]]
@@ -90,13 +108,13 @@ def _grown(histories: dict[str, list[Any]], engine: dict[str, Any]) -> list[Any]
     return [*histories.get(engine["name"], []), *([engine["now"]] if engine["now"] else [])][-MAX_SAMPLES:]
 
 
-def _events(response: Any) -> Iterator[tuple[str, Any]]:
+def _events(response: Any) -> Iterator[tuple[str, bytes]]:
     name = ""
     for line in response:
         if line.startswith(b"event: "):
-            name = line[len(b"event: ") :].strip().decode()
+            name = line[len(b"event: ") :].strip().decode(errors="replace")
         elif line.startswith(b"data: "):
-            yield name, json.loads(line[len(b"data: ") :])
+            yield name, line[len(b"data: ") :]
 
 
 def _rows(console: Console, fleet: dict[str, Any]) -> int:

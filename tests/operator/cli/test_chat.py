@@ -1,5 +1,6 @@
 """The conversation's commands, and the command against a real server."""
 
+import io
 import subprocess
 import sys
 import threading
@@ -116,3 +117,79 @@ def test_chat_looks_for_a_server_at_known_ports(
     monkeypatch.setattr(server_access, "PLACES", (empty,))
     assert chat.chat(None, None) == 1
     assert "mini-infer-serve" in capsys.readouterr().err
+
+
+@pytest.fixture
+def answering() -> Iterator[tuple[str, list[bytes]]]:
+    """A server that lists a model, and answers chats with the body put into the list."""
+    bodies: list[bytes] = []
+
+    class Odd(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(b'{"data": [{"id": "m"}]}')
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self._answer(bodies[0])
+
+        def _answer(self, body: bytes) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Odd)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", bodies
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"data: <html>\n\n", "sent an event that is no part of a chat completion: <html>"),
+        (b"data: [1]\n\n", "no part of a chat completion"),
+        (b'data: {"choices": [1]}\n\n', "no part of a chat completion"),
+        (b'data: {"choices": [{"delta": {"content": 5}}]}\n\n', "no part of a chat completion"),
+        (b'data: {"choices": [{"del', "no part of a chat completion"),
+        (b"data: \xff\x1b[2J\n\n", "no part of a chat completion: \ufffd\u241b[2J"),
+        (b"data: " + b"[" * 100_000 + b"\n\n", "no part of a chat completion"),
+        (b'data: {"error": "no"}\n\n', "no"),
+        (b'data: {"error": {"message": "full"}}\n\n', "full"),
+        (b'{"choices": [{"message": {"content": "x"}}]}', "answered without a stream of events"),
+        (b"", "answered without a stream of events"),
+    ],
+)
+def test_chat_says_so_when_an_answer_is_no_stream_of_a_chat(
+    answering: tuple[str, list[bytes]],
+    body: bytes,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    url, bodies = answering
+    bodies.append(body)
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
+    assert chat.chat(url, None) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+
+
+@pytest.mark.parametrize(
+    "event",
+    [b'{"choices": null}', b'{"choices": [{"delta": null}]}', b'{"error": null}', b'{"id": 1}'],
+)
+def test_chat_goes_on_when_an_event_has_no_text(
+    answering: tuple[str, list[bytes]],
+    event: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    url, bodies = answering
+    bodies.append(b"data: " + event + b'\n\ndata: {"choices": [{"delta": {"content": "x"}}]}\n\ndata: [DONE]\n\n')
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
+    assert chat.chat(url, None) == 0
+    assert capsys.readouterr().out == "x\n"

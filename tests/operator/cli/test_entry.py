@@ -122,3 +122,10 @@ def test_a_namespace_is_refused_when_it_could_be_another_path(capsys: pytest.Cap
     with pytest.raises(SystemExit):
         cli.main(["status", "-n", "../x"])
     assert "'../x' is not a name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "2.1", "x"])
+def test_a_temperature_is_refused_when_no_server_takes_it(capsys: pytest.CaptureFixture[str], value: str) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["chat", "--temperature", value])
+    assert "write a number from 0 to 2" in capsys.readouterr().err

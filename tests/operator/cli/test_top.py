@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from mini_infer_operator.cli import top as top_command
 from mini_infer_operator.cli.top_views import bars, screen
 from tests.engine.server.dry_server import environment, free_port
 from tests.support.fake_engine import FakeEngine
@@ -80,9 +81,11 @@ def test_bars_are_as_high_as_values_when_they_are_drawn(values: list[float], exp
     assert bars(values) == expected
 
 
-def top(*flags: str) -> subprocess.CompletedProcess[str]:
+def top(*flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mini_infer_operator.cli", "top", *flags]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment() | variables, timeout=60, check=False
+    )
 
 
 async def test_one_frame_is_printed_when_a_gateway_answers_and_there_is_no_terminal() -> None:
@@ -91,11 +94,44 @@ async def test_one_frame_is_printed_when_a_gateway_answers_and_there_is_no_termi
         async with gateway.chat("hello") as response:
             assert response.status == 200
         done = await asyncio.to_thread(top, "--once", "--url", gateway.url)
+        terminal = {"PYTHONIOENCODING": "ascii", "COLUMNS": "30"}  # names are cut by a character that it lacks
+        narrow = await asyncio.to_thread(lambda: top("--once", "--url", gateway.url, **terminal))
     assert done.returncode == 0, done.stderr
     assert "1 of 1 engines ready" in done.stdout
+    assert narrow.returncode == 0, narrow.stderr
+    assert r"\u2026" in narrow.stdout
 
 
 def test_it_says_where_it_looked_when_there_is_no_gateway() -> None:
     done = top("--url", f"http://127.0.0.1:{free_port()}")
     assert done.returncode == 1
     assert "is `mini-infer up` or `mini-infer-serve` running?" in done.stderr
+
+
+class _Answer(io.BytesIO):
+    """Bytes of an HTTP answer."""
+
+
+@pytest.mark.parametrize(
+    "body", [b"<html>", b"[]", b"null", b"{}", b'{"engines": 1, "services": []}', b"\xff", b"[" * 99_999]
+)
+def test_it_says_so_when_the_server_is_no_gateway(
+    body: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(top_command, "open_server", lambda url, **_: _Answer(body))
+    assert top_command.top("http://x", once=True) == 1
+    assert "is no console of a gateway" in capsys.readouterr().err
+
+
+def test_the_stream_that_follows_is_read_on_when_one_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = b'event: fleet\ndata: {"engines": [], "services": []}\n\n'
+    asked = b'event: requests\ndata: [{"id": "a"}]\n\n'
+    streams = [fleet, fleet + asked]
+    monkeypatch.setattr(top_command, "open_server", lambda url, **_: _Answer(streams.pop(0)))
+    monkeypatch.setattr(top_command, "RETRY_PAUSE_S", 0.0)
+    frames = top_command._frames("http://x")
+    seen = []
+    for _ in range(3):
+        frames, (_, requests) = top_command._next(frames, "http://x")
+        seen.append(requests)
+    assert (seen, streams) == ([[], [], [{"id": "a"}]], [])
