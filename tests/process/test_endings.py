@@ -26,7 +26,7 @@ class Ended(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, Ended())
 """
-HEAVY = ("pydantic", "aiohttp", "torch", "fastapi", "msgspec")
+HEAVY = ("argparse", "pydantic", "aiohttp", "torch", "fastapi", "msgspec")
 
 
 def run(folder: Path, command: str, *arguments: str, stdout: int, site: str = "") -> subprocess.CompletedProcess[str]:

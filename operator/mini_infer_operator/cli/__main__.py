@@ -2,6 +2,6 @@
 
 import sys
 
-from mini_infer_operator.cli.entry import main
+from mini_infer_operator.cli import main
 
 sys.exit(main())
