@@ -242,10 +242,12 @@ def layerwise(args: argparse.Namespace, engine: Engine, largest: int) -> dict[st
                 engine._tiers._search.compute_tokens_per_s = engine._rate.tokens_per_s = 1.0  # type: ignore[union-attr]
                 times[name].append(serve(engine, prompt))
         medians = {name: 1000 * median(values[1:]) for name, values in times.items()}
-        rows.append((length, *medians.values(), medians["before the pass"] / medians["with the pass"]))
+        pairs = zip(times["before the pass"][1:], times["with the pass"][1:], strict=True)
+        ratios = sorted(before / beside for before, beside in pairs)
+        rows.append((length, *medians.values(), median(ratios), sum(ratio > 1 for ratio in ratios) / len(ratios)))
         found[length] = medians | {"all": times}
         log_line(f"{length} tokens")
-    print_table(("tokens", *(f"{name} ms" for name in medians), "ratio"), rows)
+    print_table(("tokens", *(f"{name} ms" for name in medians), "ratio of pairs", "faster in"), rows)
     tier = engine.stats().kv_tiers.tiers["host"]
     print(f"{tier.hit_tokens} tokens loaded, {tier.mismatches} mismatches, {tier.errors} errors")
     return found
