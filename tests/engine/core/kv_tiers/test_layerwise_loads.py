@@ -268,6 +268,31 @@ def test_pages_are_loaded_before_the_pass_when_that_would_wait_long(load_s: floa
     assert (memory.num_loads, memory.num_layerwise_loads) == (1, expected)
 
 
+def test_pages_are_loaded_before_the_pass_when_another_engine_has_evicted_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _, memory = warm_engine()
+    index: Any = engine._tiers._host  # type: ignore[union-attr]  # it has tiers
+    acquire = index.acquire
+
+    def acquire_seven(keys: list[bytes]) -> list[int | None]:
+        kept = acquire(keys[:7])
+        return [*kept, *[None] * (len(keys) - len(kept))]
+
+    monkeypatch.setattr(index, "acquire", acquire_seven)
+    assert cached(run(engine, PROMPT, "again")) == CachedTokens(host=7 * 16)
+    assert (memory.num_loads, memory.num_layerwise_loads) == (1, 0)
+    check_nothing_is_left(engine)
+
+
+@pytest.mark.parametrize("loads_by_layer", [False, True])
+def test_rate_of_prefill_is_not_measured_when_the_pass_has_waited_for_a_load(loads_by_layer: bool) -> None:
+    engine, _, memory = warm_engine()
+    memory.loads_by_layer = loads_by_layer
+    before = engine.load().prefill_tokens_per_s
+    assert cached(run(engine, PROMPT[:96] + [7] * 90, "longer")) == CachedTokens(host=96)
+    assert memory.num_layerwise_loads == loads_by_layer
+    assert (engine.load().prefill_tokens_per_s == before) == loads_by_layer
+
+
 def test_pages_are_loaded_before_the_pass_when_it_has_no_room_for_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _, memory = warm_engine()
     plan_chunk = engine.scheduler._plan_chunk
