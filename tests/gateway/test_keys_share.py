@@ -14,7 +14,7 @@ from mini_infer_contract.launch import CLIENT_HEADER, Endpoint
 from mini_infer_gateway.paths import SCORING_PATHS
 from mini_infer_web.api_keys import ApiKeys
 from tests.engine.server.dry_server import DryServer, free_port
-from tests.gateway.test_waiting_here import busy, waiting
+from tests.gateway.test_waiting_here import busy, sent_order, waiting
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import RunningGateway, running_gateway, until
 
@@ -31,7 +31,7 @@ def keys(tmp_path: Path) -> ApiKeys:
 def send_request(gateway: RunningGateway, key: str, text: str, **fields: object) -> "asyncio.Future[int]":
     async def status() -> int:
         body = {"model": "m", "messages": [{"role": "user", "content": text}], **fields}
-        headers = {"authorization": f"Bearer {key}"} if key else {}
+        headers = {"x-request-id": text.replace(" ", "-")[:40]} | ({"authorization": f"Bearer {key}"} if key else {})
         url = gateway.url + "/v1/chat/completions"
         async with gateway.client.post(url, json=body, headers=headers) as response:
             return response.status
@@ -39,7 +39,9 @@ def send_request(gateway: RunningGateway, key: str, text: str, **fields: object)
     return asyncio.ensure_future(status())
 
 
-async def test_another_keys_request_goes_next_when_one_key_has_filled_the_queue(keys: ApiKeys) -> None:
+async def test_another_keys_request_goes_next_when_one_key_has_filled_the_queue(
+    keys: ApiKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, keys=keys, max_queue=30) as gateway:
         await gateway.settled()
         await busy(gateway, engine)
@@ -47,10 +49,11 @@ async def test_another_keys_request_goes_next_when_one_key_has_filled_the_queue(
         await until(lambda: waiting(gateway) == 30)
         few = send_request(gateway, "sk-few", "few")
         await until(lambda: gateway.app.backlog.flows() and len(gateway.app.backlog.flows()) == 2)
+        sent = sent_order(gateway, monkeypatch)
         await busy(gateway, engine, 0)
         assert await few == 200
         assert sorted(await asyncio.gather(*many)) == [200] * 29 + [429]
-        assert b"few" in engine.bodies[0] or b"few" in engine.bodies[1]
+        assert "few" in sent[:2]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +83,7 @@ async def test_a_priority_is_clamped_when_the_server_has_no_keys(max_priority: i
         assert json.loads(engine.bodies[0])["priority"] == expected
 
 
-async def test_a_shorter_wait_gets_no_better_place_when_the_server_has_no_keys() -> None:
+async def test_a_shorter_wait_gets_no_better_place_when_the_server_has_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         await busy(gateway, engine)
@@ -90,10 +93,11 @@ async def test_a_shorter_wait_gets_no_better_place_when_the_server_has_no_keys()
         hurried = gateway.client.post(url, json=body, headers={"x-mini-infer-queue-timeout": "5"})
         second = asyncio.ensure_future(hurried)
         await until(lambda: waiting(gateway) == 2)
+        sent = sent_order(gateway, monkeypatch)
         await busy(gateway, engine, 0)
         assert await first == 200
         assert (await second).status == 200
-        assert b"first" in engine.bodies[0]
+        assert sent[0] == "first"
 
 
 async def test_access_log_names_the_key_and_never_contains_it(keys: ApiKeys, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,6 +5,7 @@ import asyncio
 import aiohttp
 import pytest
 
+from mini_infer_gateway.fleet.load import InFlight
 from mini_infer_gateway.pipeline.stages import attempt
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import RunningGateway, running_gateway, until
@@ -25,8 +26,29 @@ async def status_of(gateway: RunningGateway, text: str, **fields: object) -> tup
         return response.status, response.headers.get("retry-after"), body.get("error", {}).get("code", "")
 
 
+def sent_order(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Returns a list that gets each request's id when it is sent. They arrive in any order: each opens a connection."""
+    sent: list[str] = []
+    start = gateway.app.ledger.start
+
+    def noted(endpoint: str, request_id: str, uncached_tokens: int) -> InFlight:
+        sent.append(request_id)
+        return start(endpoint, request_id, uncached_tokens)
+
+    monkeypatch.setattr(gateway.app.ledger, "start", noted)
+    return sent
+
+
 def waiting(gateway: RunningGateway) -> int:
     return gateway.app.backlog.depth("m")
+
+
+async def status_with_id(gateway: RunningGateway, request_id: str, priority: int) -> int:
+    body = {"model": "m", "messages": [{"role": "user", "content": request_id}], "priority": priority}
+    url, headers = gateway.url + "/v1/chat/completions", {"x-request-id": request_id}
+    async with gateway.client.post(url, json=body, headers=headers) as response:
+        await response.read()
+        return response.status
 
 
 async def metric(gateway: RunningGateway, name: str) -> float:
@@ -34,20 +56,19 @@ async def metric(gateway: RunningGateway, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
 
-async def test_waiting_requests_are_sent_by_priority_when_the_engine_has_room() -> None:
+async def test_waiting_requests_are_sent_by_priority_when_the_engine_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, max_priority=-3) as gateway:
         await gateway.settled()
         await busy(gateway, engine)
-        requested = []
+        requested, sent = [], sent_order(gateway, monkeypatch)
         for number, priority in enumerate([0, 3, -3]):
-            requested.append(asyncio.ensure_future(status_of(gateway, f"number {number}", priority=priority)))
+            requested.append(asyncio.ensure_future(status_with_id(gateway, f"number-{number}", priority)))
             await until(lambda number=number: waiting(gateway) == number + 1)
         assert engine.bodies == []
         assert await metric(gateway, 'mini_infer_gateway_queue_depth{model="m"}') == 3
         await busy(gateway, engine, 0)
-        assert [status for status, _, _ in await asyncio.gather(*requested)] == [200] * 3
-        order = [body.split(b"number ")[1][:1] for body in engine.bodies]
-        assert order[0] == b"2"
+        assert await asyncio.gather(*requested) == [200] * 3
+        assert sent[0] == "number-2"
         assert waiting(gateway) == 0
         assert await metric(gateway, 'mini_infer_gateway_queue_wait_error_seconds_count{model="m"}') == 3
 
