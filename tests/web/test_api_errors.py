@@ -80,3 +80,30 @@ def test_a_body_gets_400_when_it_is_no_json_object(body: bytes) -> None:
 def test_reading_a_body_raises_nothing_but_api_errors(body: bytes) -> None:
     with contextlib.suppress(ApiError):
         assert isinstance(read_json_object(body), dict)
+
+
+@pytest.mark.parametrize(
+    ("text", "half", "at"),
+    [
+        (rb"a\ud83d", r"\ud83d", 1),
+        (rb"a\ud83db", r"\ud83d", 1),
+        (rb"\uDE00", r"\uDE00", 0),
+        (rb"\ud83d\ude00\ud83d", r"\ud83d", 12),
+        (rb"\ud83d\u0041", r"\ud83d", 0),
+        (rb"\\\ud83d", r"\ud83d", 2),
+        (rb"\ud83d\ud83d\ude00", r"\ud83d", 0),
+        (rb"\u00e9\n\ud83d", r"\ud83d", 8),
+    ],
+)
+def test_half_of_a_character_is_named_when_a_text_was_cut(text: bytes, half: str, at: int) -> None:
+    before = b'{"prompt": "'
+    with pytest.raises(ApiError) as error:
+        read_json_object(before + text + b'"}')
+    assert f"half of a surrogate pair, {half} (byte {len(before) + at})" in error.value.message
+
+
+@pytest.mark.parametrize("body", [rb'{"a": "\ud83d\ude00"', rb'{"a": "\\ud83d"', b'{"a": 1', b"\xff", b"[" * 100_000])
+def test_a_body_is_refused_in_the_readers_words_when_its_characters_are_whole(body: bytes) -> None:
+    with pytest.raises(ApiError) as error:
+        read_json_object(body)
+    assert "surrogate" not in error.value.message

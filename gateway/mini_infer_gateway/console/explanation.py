@@ -32,7 +32,7 @@ from mini_infer_gateway.routing.base import (
 )
 from mini_infer_gateway.routing.router import Explanation, Router
 from mini_infer_gateway.routing.seconds import HORIZON_S
-from mini_infer_web.api_errors import ApiError
+from mini_infer_web.api_errors import ApiError, json_fault
 from mini_infer_web.json_structure import check_structure
 
 MAX_BODY_BYTES: Final = 1 << 20
@@ -151,7 +151,7 @@ def _read(body: bytes) -> tuple[EnginePath, dict[str, Any]]:
     try:
         fields = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, f"the request body is not valid JSON: {error}", code="invalid_json") from error
+        raise ApiError(400, f"the request body is no JSON: {json_fault(body, error)}", code="invalid_json") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("model"), str):
         raise ApiError(
             400, 'the body must be that of a request, such as {"model": ..., "messages": [...]}', param="model"

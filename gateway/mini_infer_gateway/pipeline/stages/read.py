@@ -10,7 +10,7 @@ from mini_infer_gateway.http.forms import boundary_of, form_fields
 from mini_infer_gateway.pipeline.call import Call
 from mini_infer_gateway.pipeline.serving import Serving
 from mini_infer_gateway.pipeline.transfer_fields import refuse_transfer_fields
-from mini_infer_web.api_errors import ApiError
+from mini_infer_web.api_errors import ApiError, json_fault
 from mini_infer_web.json_structure import check_structure
 
 _decoder = msgspec.json.Decoder()
@@ -42,7 +42,7 @@ def _json_object(body: bytes) -> dict[str, Any]:
     try:
         fields = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, f"the request body is not valid JSON: {error}", code="invalid_json") from error
+        raise ApiError(400, f"the request body is no JSON: {json_fault(body, error)}", code="invalid_json") from error
     if not isinstance(fields, dict):
         raise ApiError(400, 'the request body must be a JSON object such as {"model": ...}', code="invalid_json")
     return fields
