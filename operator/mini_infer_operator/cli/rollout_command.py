@@ -166,16 +166,20 @@ def pause(name: str, namespace: str, *, paused: bool) -> int:
     """Pauses or resumes a service's rollouts: edits wait while it is paused, and a canary stays at its step."""
     if _here(name) is not None:
         write_requests(ROOT / name, replace(read_requests(ROOT / name), paused=paused))
-        print(f"{name}: its canary stays at its step" if paused else f"{name}: its canary goes on")
+        print(_paused(name, paused=paused))
         return 0
 
     async def write(server: ApiServer) -> int:
         await cluster.service(server, namespace, name)
         await cluster.change_spec(server, namespace, name, {"rollout": {"paused": True if paused else None}})
-        print(f"{name}: edits wait until `mini-infer rollout resume {name}`" if paused else f"{name}: edits roll out")
+        print(_paused(name, paused=paused))
         return 0
 
     return in_cluster(f"rollout {'pause' if paused else 'resume'}", write)
+
+
+def _paused(name: str, *, paused: bool) -> str:
+    return f"{name}: edits wait until `mini-infer rollout resume {name}`" if paused else f"{name}: edits roll out"
 
 
 def history_lines(revisions: Sequence[Mapping[str, Any]], current: str) -> list[str]:

@@ -26,6 +26,7 @@ from mini_infer_operator.launch import Launch, grace_s
 from mini_infer_operator.local.commands import engine_command
 from mini_infer_operator.local.gpus import choose_gpus, gpus_of
 from mini_infer_operator.local.host_memory import engine_folder
+from mini_infer_operator.local.paused_edits import PausedEdits
 from mini_infer_operator.local.peer_key import write_peer_key
 from mini_infer_operator.local.ports import HOST, free_port_range, free_ports
 from mini_infer_operator.local.requests_file import read_requests
@@ -99,6 +100,8 @@ class LocalBackend:
         self._stops: set[asyncio.Task[None]] = set()
         self._stored: dict[str, Any] | None = None  # the last version of the file that was valid
         self._presets: list[dict[str, Any]] = []
+        self._edits = PausedEdits()
+        self._running_presets: Sequence[dict[str, Any]] = ()
         self._read_version: tuple[int, int] | None = None
         self._created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         self.endpoints_path = folder / "endpoints.json"
@@ -137,6 +140,7 @@ class LocalBackend:
         asked, metadata = read_requests(self._folder), self._stored["metadata"]
         if asked.paused is not None:
             spec = {**spec, "rollout": {**(spec.get("rollout") or {}), "paused": asked.paused}}
+        spec, self._running_presets = self._edits.running(spec, self._presets)
         if asked.annotations:
             metadata = {**metadata, "annotations": {**metadata.get("annotations", {}), **asked.annotations}}
         return {**self._stored, "metadata": metadata, "spec": spec, "status": self.status}
@@ -190,8 +194,8 @@ class LocalBackend:
         return scaler.take(policies, fleets, reports, now_s, start_s, are_roles_interchangeable=is_pair)
 
     def presets(self) -> list[dict[str, Any]]:
-        """Returns the InferencePresets of the file."""
-        return self._presets
+        """Returns the InferencePresets of the file that apply now."""
+        return list(self._running_presets)
 
     def running_spec(self, stored: Mapping[str, Any]) -> None:
         """Returns None: no revision is kept here, and presets do not go before the file does."""
