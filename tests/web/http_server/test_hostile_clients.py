@@ -236,6 +236,28 @@ async def test_a_client_reads_the_431_when_it_sends_a_header_of_a_megabyte() -> 
 
 
 @pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        (b"/" + b"a" * 65_535, (414, "uri_too_long")),
+        (b"/?" + b"a" * 65_600, (414, "uri_too_long")),
+        (b"http://[", (400, "malformed_request")),
+        (b"http://x:99999/", (400, "malformed_request")),
+    ],
+    ids=["long path", "long query", "bracket", "port"],
+)
+async def test_an_address_is_refused_by_its_fault_when_it_cannot_be_read(
+    address: bytes, expected: tuple[int, str]
+) -> None:
+    async with served(app, replace(LIMITS, max_header_bytes=1 << 17)) as there:
+        reader, writer = await there.connect()
+        writer.write(b"GET " + address + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+        status, body = await answer(reader)
+        assert (status, body["error"]["code"]) == expected
+        assert "address" in body["error"]["message"]
+        writer.close()
+
+
+@pytest.mark.parametrize(
     "endless",
     [b"1;" + b"x" * 9000 + b"=", b"0\r\n" + b"x: y\r\n" * 1500, b"0\r\nx: " + b"y" * 9000],
     ids=["chunk extension", "many trailers", "long trailer"],

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from mini_infer_web.api_errors import ApiError
+from mini_infer_web.api_errors import ApiError, shortened
 from mini_infer_web.asgi import Scope
 from mini_infer_web.http_server.client_link import CLIENT_LINK, ClientLink
 from mini_infer_web.http_server.guard import ConnectionGuard
@@ -45,6 +45,8 @@ _DIRECT_PIECES = 16
 later pieces are gathered until a line ends or there is enough to pay for the joining.
 """
 _GATHERED_BYTES = 4096
+_MAX_ADDRESS_BYTES = 65_535
+"""Bytes of a path with its query that the parser takes."""
 _MAX_TRAILERS = 64
 _VERSIONS = ("1.1", "1.0")
 _CLOSES_AT_ONCE = frozenset(("headers_timeout", "body_timeout", "displaced", "invalid_upgrade"))
@@ -136,7 +138,9 @@ class LimitedConnection(HttpToolsProtocol):
             self.handle_websocket_upgrade()
             return
         except httptools.HttpParserError as error:
-            refusal = error.__context__
+            refusal = error.__context__  # of a callback, of which the error itself says nothing
+            if isinstance(refusal, httptools.HttpParserInvalidURLError):
+                refusal = _bad_address(self.url)
             self._refuse(refusal if isinstance(refusal, ApiError) else _malformed(error))
             return
         if self._in_head or self._began_s is not None or self.pipeline:
@@ -454,6 +458,14 @@ def _too_large(what: str, most: int) -> ApiError:
     return ApiError(
         431, f"the request's {what} more than {most} bytes: send fewer or shorter", code="headers_too_large"
     )
+
+
+def _bad_address(address: bytes) -> ApiError:
+    if len(address) > _MAX_ADDRESS_BYTES:
+        message = f"the request's address has {len(address)} bytes, and at most {_MAX_ADDRESS_BYTES} are read"
+        return ApiError(414, f"{message}: send what is long in the body", code="uri_too_long")
+    shown = shortened(address.decode("latin-1"))
+    return ApiError(400, f"{shown!r} is no address of a request: write a path, such as /v1", code="malformed_request")
 
 
 def _malformed(error: Exception) -> ApiError:
