@@ -47,7 +47,7 @@ MODEL_URI_PATTERN = (
     r"^(demo|file:///.+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?"
     r"|hf://[A-Za-z0-9][-\w.]*/[A-Za-z0-9][-\w.]*(@[-\w./]+)?"
     rf"|oci://{_IMAGE}(#[^/#][^#]*)?"
-    r"|https?://[^\s/?#]+(/[^\s?#]*)?|(s3|gs)://[a-z0-9][-a-z0-9._]{1,220}[a-z0-9](/[^\s?#]*)?)$"
+    r"|https?://[^\s/?#@]+(/[^\s?#]*)?|(s3|gs)://[a-z0-9][-a-z0-9._]{1,220}[a-z0-9](/[^\s?#]*)?)$"
 )
 MODEL_NAME_PATTERN = r"^[A-Za-z0-9]([-\w.:/]*[A-Za-z0-9])?$"
 LEAST_KV_CACHE = "1Mi"
@@ -122,7 +122,7 @@ class ModelSpec(ApiModel):
             "!self.uri.contains('#../') && !self.uri.endsWith('#..')",
             "uri must be demo, file:///absolute/path, pvc://claim/path or hf://organisation/name[@revision], or "
             "oci://registry/image:tag[#folder], or with cache http(s)://host/path, s3://bucket/path or "
-            "gs://bucket/path, without '..'",
+            "gs://bucket/path, without '..' and user:password@",
             lambda m: (
                 re.match(MODEL_URI_PATTERN, m.uri, re.ASCII) is not None
                 and not any(part in m.uri for part in ("/../", "#../"))

@@ -53,8 +53,10 @@ _SMALL_FILES = (
 
 def source_of(uri: str) -> Source:
     """Returns the source that a URI names. Raises FetchError, with what to do, for those that cannot be read here."""
-    scheme = urlsplit(uri).scheme
+    scheme, separator, _ = uri.partition("://")
+    scheme = scheme.lower() if separator else ""
     if scheme in ("http", "https"):
+        _check_address(uri)
         return WebSource(uri)
     if scheme == "file" or not scheme:
         return FolderSource(Path(uri.removeprefix("file://")).expanduser())
@@ -67,6 +69,24 @@ def source_of(uri: str) -> Source:
     }
     remedy = remedies.get(scheme, "name a folder, or an http://, https://, s3:// or gs:// address")
     raise FetchError(f"{uri}: {scheme}:// is not read by mini-infer fetch: {remedy}")
+
+
+def _check_address(url: str) -> None:
+    """Raises FetchError if files cannot be read below this address. Its message holds no password."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise FetchError(f"{url.rpartition('@')[2]}: {error}: write http(s)://host/path") from None
+    if parts.username is not None:
+        raise FetchError(
+            f"{parts.scheme}://{host}: addresses with user:password@ are not read: serve the model without, or from a "
+            "bucket (s3://, gs://), whose credentials come from the environment"
+        )
+    if not host:
+        raise FetchError(f"{url}: it names no host: write http(s)://host/path")
+    if parts.query or parts.fragment:
+        raise FetchError(f"{url}: files are read below an address: leave out what begins with ? or #")
 
 
 class FolderSource:

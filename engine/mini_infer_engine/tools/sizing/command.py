@@ -71,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="SIZE",
         help="main memory of each engine for the prefix cache, such as 64GiB: kvCache.host (default: none)",
     )
-    parser.add_argument("--name", help="of the service (default: by the model's name)")
+    parser.add_argument("--name", type=_name, help="of the service (default: by the model's name)")
     parser.add_argument("--uri", help="model.uri of the service, such as pvc://claim/path (default: by --model)")
     return parser
 
@@ -130,6 +130,14 @@ def _service_name(model: str) -> str:
     """Returns the last part of a model's name as a name that Kubernetes accepts."""
     name = re.sub(r"[^a-z0-9]+", "-", Path(model).expanduser().name.lower()).strip("-")
     return name[:40].strip("-") or "model"
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no name of a service: write at most 40 of a-z, 0-9 and -, a letter first and no - at the end"
+        )
+    return text
 
 
 def _gpu(text: str) -> Gpu:

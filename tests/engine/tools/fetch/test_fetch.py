@@ -318,3 +318,21 @@ def test_an_unused_model_is_deleted_when_a_copy_needs_its_room(
     os.utime(target / MANIFEST_NAME, (1.0, 1.0))
     assert main([str(source), str(target), "--make-room"]) == 0
     assert (target / MANIFEST_NAME).stat().st_mtime > 1.0, "a pod that finds the model uses it"
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("http://[::1/x", "write http(s)://host/path"),
+        ("http://host:99999/x", "write http(s)://host/path"),
+        ("https://", "it names no host"),
+        ("https://user:secret@host/x", "addresses with user:password@ are not read"),
+        ("https://user:secret@host:x/y", "write http(s)://host/path"),
+        ("https://host/x?sig=1", "leave out what begins with ? or #"),
+    ],
+)
+def test_an_address_is_refused_without_its_password_when_nothing_can_be_read_below_it(address: str, words: str) -> None:
+    with pytest.raises(FetchError) as error:
+        source_of(address)
+    assert words in str(error.value)
+    assert "secret" not in str(error.value)

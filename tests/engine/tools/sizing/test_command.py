@@ -123,3 +123,11 @@ def test_the_flag_is_named_when_its_value_makes_no_sense(
 
 def test_the_help_has_an_example_when_it_is_printed() -> None:
     assert "mini-infer size --model Qwen/Qwen2.5-7B-Instruct --gpu H200" in build_parser().format_help()
+
+
+@pytest.mark.parametrize("name", ["A", "a_b", "1a", "a-", "a" * 41, "", "\u00e9"])
+def test_a_name_is_refused_when_the_resource_cannot_have_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--model", "demo", "--gpu", "H200", "--ttft", "200", "--itl", "20", "--rate", "1"]
+    with pytest.raises(SystemExit):
+        main([*options, "--name", name])
+    assert "is no name of a service" in capsys.readouterr().err
