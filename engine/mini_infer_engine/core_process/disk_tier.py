@@ -1,6 +1,7 @@
 """Opens the files of the prefix cache's tier on a disk, for blocks of exactly this model, dtype, layout and version."""
 
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,10 +37,18 @@ def open_disk(
         capacity = settings.kv_disk_size // settings.data_parallel_size // ranks_per_node(settings)
         store = DiskStore(folder, capacity, host.page_bytes, page_tokens, host.page_memory)
     except OSError as error:
-        raise ValueError(
-            f"--kv-disk-path {path}: {error.filename or path}: {error.strerror or error}: name a folder that can be "
-            "written"
-        ) from error
+        raise ValueError(f"--kv-disk-path {path}: {_fault(path, error)}: name a folder that can be written") from error
     host.identity = identity.encode()
     log.info("KV tier on the disk: %s, %.2f GB", folder.path, store.capacity_bytes / 1e9)
+    room_bytes = shutil.disk_usage(folder.path).free + store.used_bytes
+    if store.capacity_bytes > room_bytes:
+        message = "KV tier on the disk: %s has room for %.2f GB: set a smaller --kv-disk-size: a full disk ends it"
+        log.warning(message, folder.path, room_bytes / 1e9)
     return spread(store, identity)
+
+
+def _fault(path: Path, error: OSError) -> str:
+    """Returns what is wrong with a folder that cannot be used."""
+    if path.is_symlink() and not path.exists():
+        return f"it is a link to {path.readlink()}, which does not exist"
+    return f"{error.filename or path}: {error.strerror or error}"
