@@ -41,6 +41,7 @@ class FakeHostMemory:
     """The device's checkpoints of recurrent state, which the runner reads and writes."""
     pages_per_state: int = 0
     loads_by_layer: bool = False
+    least_load_s: float = 0.0
     num_layerwise_loads: int = 0
     flipped: set[int] = field(default_factory=set)
     """Pages that have changed since they were stored."""

@@ -162,6 +162,7 @@ def open_llm(folder: Path, **settings: Any) -> LLM:
     llm = LLM(str(folder), **common | {"kv_cache_memory": 4_000_000, "kv_host_memory": 4_000_000} | settings)
     llm._engine._rate.committed = lambda step, now_s: None  # type: ignore[method-assign]  # a rate that stays
     if settings.get("kv_host_memory") != 0:
+        llm._engine._runner.host_memory.least_load_s = 0.0  # type: ignore[union-attr]  # its pages are small
         llm._engine._tiers._search.compute_tokens_per_s = 1.0  # type: ignore[union-attr]  # it has tiers
     return llm
 

@@ -100,14 +100,15 @@ class FirstPass:
     """Other sequences that wait."""
 
 
-def loads_with_pass(load_s: float, first_pass: FirstPass, compute_tokens_per_s: float) -> bool:
-    """Returns True if a load of so many seconds goes with the pass of the tokens behind it; False if it comes first.
+def loads_with_pass(load_s: float, least_s: float, first_pass: FirstPass, compute_tokens_per_s: float) -> bool:
+    """Returns True if a load of so many seconds goes with the pass of the tokens behind it; False if it comes first, as
+    one of less than `least_s` always does.
 
     The pass waits for each layer, so that together they take little more than the longer of both. Where the load takes
     longer, others that run wait too; a load that comes first delays nobody. It comes first as well while others are in
     line: they may need the same blocks, which nobody hits before the pass is committed.
     """
-    if first_pass.num_waiting:
+    if first_pass.num_waiting or load_s < least_s:
         return False
     return not first_pass.num_running or load_s <= first_pass.num_tokens / compute_tokens_per_s + MOST_DELAY_S
 

@@ -54,6 +54,9 @@ class LayerwiseLoad(Protocol):
 class LayerwiseHostMemory(Protocol):
     """Main memory from which a pass may read pages while they are still being copied."""
 
+    least_load_s: float
+    """Seconds of a load from which to follow it saves more than it costs."""
+
     def load_layerwise(self, ticket: int, moves: Sequence[PageMove]) -> LayerwiseLoad:
         """Copies pages of main memory to the device as `HostMemory.load` does, the first layer of all pages first."""
 

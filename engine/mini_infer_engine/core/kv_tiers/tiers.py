@@ -109,11 +109,14 @@ class KVTiers:
         """Loads the pages of a match while the pass computes the tokens behind them. Returns None, and begins nothing,
         if they are to be loaded before it: what comes is proved only when the pass is committed.
         """
-        search, num_tokens = self._search, len(match.pages) * self._page_size
+        layerwise, load_s = (
+            self._copies.host.layerwise,
+            self._host_tier.cost.seconds(len(match.pages) * self._page_size),
+        )
         in_memory = all(page.tier is self._host_tier for page in match.pages)
-        if self._copies.host.layerwise is None or match.needs_all or not in_memory or not sequence.may_be_proved_late:
+        if layerwise is None or match.needs_all or not in_memory or not sequence.may_be_proved_late:
             return None
-        if not loads_with_pass(self._host_tier.cost.seconds(num_tokens), first_pass, search.compute_tokens_per_s):
+        if not loads_with_pass(load_s, layerwise.least_load_s, first_pass, self._search.compute_tokens_per_s):
             return None
         return self._loads.begin_layerwise(sequence, match.pages, is_first=is_first)
 

@@ -37,6 +37,10 @@ keywords `page_tokens` and `device`.
 """
 _BUFFERS = 2
 """Batches of pages that a codec has rows for."""
+_LEAST_FOLLOWED_S = 0.002
+"""Seconds of a load of which less is saved than the threads of load and pass cost each other: with 1.2 ms a hit came
+2 % later, with 3 ms 5 % sooner (benchmarks/results/2026-11-29-kv-loads-by-layer.md).
+"""
 _CPU_BYTES_PER_S, _GPU_BYTES_PER_S = 2e9, 40e9
 """First estimates of the speed of copies: a core that copies and hashes; pinned memory over PCIe 5."""
 
@@ -124,6 +128,8 @@ def runs(pages: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
 class CpuHostTier(HostTier):
     """A tier below a pool in main memory."""
+
+    least_load_s = _LEAST_FOLLOWED_S
 
     def __init__(
         self,

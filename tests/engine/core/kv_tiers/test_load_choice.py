@@ -65,8 +65,9 @@ def test_sequence_resumes_after_the_pages_and_the_state_that_save_the_most_time(
     [
         (0.001, 16, 0, 0, True),
         (10.0, 16, 0, 0, True),  # nobody else is held up
-        (0.0, 16, 0, 1, False),  # others may need the same blocks
-        (0.0, 16, 0, 7, False),
+        (0.0008, 16, 0, 0, False),  # nothing is saved
+        (0.001, 16, 0, 1, False),  # others may need the same blocks
+        (0.001, 16, 0, 7, False),
         (0.001, 16, 1, 0, True),  # a millisecond is little
         (0.0025, 16, 1, 0, True),  # 1.6 ms of computing and one of delay
         (0.0027, 16, 1, 0, False),
@@ -77,7 +78,8 @@ def test_sequence_resumes_after_the_pages_and_the_state_that_save_the_most_time(
 def test_load_goes_with_the_pass_when_it_holds_nobody_up(
     load_s: float, num_tokens: int, num_running: int, num_waiting: int, expected: bool
 ) -> None:
-    assert loads_with_pass(load_s, FirstPass(num_tokens, num_running, num_waiting), 10_000) == expected
+    first_pass = FirstPass(num_tokens, num_running, num_waiting)
+    assert loads_with_pass(load_s, 0.0009, first_pass, 10_000) == expected
 
 
 def test_cost_is_the_first_estimate_when_nothing_was_measured() -> None:
