@@ -109,10 +109,8 @@ class KVTiers:
         """Loads the pages of a match while the pass computes the tokens behind them. Returns None, and begins nothing,
         if they are to be loaded before it: what comes is proved only when the pass is committed.
         """
-        layerwise, load_s = (
-            self._copies.host.layerwise,
-            self._host_tier.cost.seconds(len(match.pages) * self._page_size),
-        )
+        layerwise = self._copies.host.layerwise
+        load_s = self._host_tier.cost.seconds(len(match.pages) * self._page_size)
         in_memory = all(page.tier is self._host_tier for page in match.pages)
         if layerwise is None or match.needs_all or not in_memory or not sequence.may_be_proved_late:
             return None
