@@ -188,6 +188,7 @@ class ModelledHost:
 
     identity, page_bytes, pages_per_state = b"modelled", PAGE_TOKENS, 0
     latency_s, bytes_per_s = COPY_LATENCY_S, COPY_TOKENS_PER_S
+    layerwise = None
 
     def __init__(self, num_pages: int, clock: VirtualClock) -> None:
         self.num_pages, self._clock = num_pages, clock
