@@ -19,6 +19,15 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
     return read
 
 
+def number_within(text: str, low: float, high: float) -> float | None:
+    """Returns the number that a text is; None if it is none in this range."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if low <= number <= high else None
+
+
 def seconds(text: str) -> float:
     """Parses a time that is not negative, for argparse's `type=`."""
     try:

@@ -1,4 +1,4 @@
-"""What a user sees of a command that they end, or whose output nothing reads."""
+"""Commands whose user ends them, or whose output nothing reads, end without a traceback."""
 
 import os
 import signal

@@ -136,7 +136,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """What is read of an event; other fields may be anything."""
+    """The fields of an event that are read; others may be anything."""
 
     choices: list[_Choice] | None = None
     error: Any = None

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from mini_infer_process.command_line import number_within
+
 HELP = """\
 /system TEXT      the system prompt; without TEXT: nothing
 /temperature N    0: always the likeliest; without N: the server's own
@@ -77,11 +79,7 @@ class Conversation:
 
 
 def _temperature(value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number <= 2:
+    if (number := number_within(value, 0, 2)) is None:
         raise CommandError(f"{value} is no temperature: write a number from 0 to 2")
     return number
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from mini_infer_process.command_line import did_you_mean, duration
+from mini_infer_process.command_line import did_you_mean, duration, number_within
 from mini_infer_process.endings import ends_quietly
 from mini_infer_process.extras import missing_packages_name_the_extra
 from mini_infer_process.logs import show_crashes
@@ -317,11 +317,7 @@ def _namespace(text: str) -> str | None:
 
 
 def _temperature(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number <= 2:
+    if (number := number_within(text, 0, 2)) is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no temperature: write a number from 0 to 2")
     return number
 

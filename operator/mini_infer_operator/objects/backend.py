@@ -215,10 +215,11 @@ class ClusterBackend:
 
     def _report_starts(self) -> None:
         """Reports engines that have become ready: how long each stage of their start took."""
-        sentences = self._starts.observe((self._namespace, self._name), self._pods) if self._starts is not None else ()
-        stored = self._cache.get(KIND, self._namespace, self._name) if sentences else None
-        for sentence in sentences if stored is not None else ():
-            self.record_event(stored or {}, "EngineStarted", sentence)
+        if self._starts is None or not (sentences := self._starts.observe((self._namespace, self._name), self._pods)):
+            return
+        if (stored := self._cache.get(KIND, self._namespace, self._name)) is not None:
+            for sentence in sentences:
+                self.record_event(stored, "EngineStarted", sentence)
 
     async def _with_model_cache(self, service: InferenceService, observed: Observed) -> Observed:
         """Adds how far the copy of the model is, if the spec asks for one."""

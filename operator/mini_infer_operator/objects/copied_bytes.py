@@ -24,12 +24,12 @@ _Bytes = Annotated[int, Meta(ge=0, le=2**53)]
 
 @dataclass(frozen=True, slots=True)
 class JobsCopy:
-    """How far a Job is that copies a model."""
+    """The progress of a Job that copies a model."""
 
     progress: tuple[int, int | None] | None = None
     """The bytes that are there and those of the whole model; None if no pod runs or answers."""
     failures: Sequence[Failure] = ()
-    """Why it does not go on."""
+    """The reasons why it does not go on."""
 
 
 class CopiedBytes:

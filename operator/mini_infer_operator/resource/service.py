@@ -103,12 +103,12 @@ def once_a_service(
     """Decorates a pure function, so that it runs once for each service object and arguments.
 
     A service stays one object while its spec is the same (parse.py), and passes over it are many. Arguments must be
-    positional and hashable, and nobody may change the result.
+    hashable, and nobody may change the result.
     """
 
     @wraps(function)
     def known(service: InferenceService, /, *arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
-        key = function, arguments
+        key = function, arguments, frozenset(options.items())
         if key not in service.results:
             service.results[key] = function(service, *arguments, **options)
         result: Result = service.results[key]

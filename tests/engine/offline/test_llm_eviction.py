@@ -51,6 +51,22 @@ def tokens(llm: LLM, prompts: list[list[int]] = PROMPTS, **sampling: Any) -> lis
     return [list(one.token_ids) for output in outputs for one in output.outputs]
 
 
+def check_engines(open_llm: Open, policy: dict[str, Any], expected: list[list[int]], **more: dict[str, Any]) -> None:
+    """Checks that engines that plan otherwise make the same texts, with a cached prefix too; `more` are others."""
+    engines: dict[str, dict[str, Any]] = {
+        "chunks": {"max_num_batched_tokens": 83},
+        "no steps ahead": {"step_depth": 0},
+        "one at a time": {"max_num_seqs": 1},
+        "server's default": policy,
+        **more,
+    }
+    for name, settings in engines.items():
+        sampling = dict.fromkeys(policy) if name == "server's default" else policy
+        llm = open_llm(**settings)
+        assert tokens(llm, **sampling) == expected, name
+        assert tokens(llm, **sampling) == expected, f"{name}, with a cached prefix"
+
+
 @pytest.fixture(scope="module")
 def full(open_llm: Open) -> list[list[int]]:
     return tokens(open_llm())
@@ -69,18 +85,7 @@ def test_texts_do_not_depend_on_chunks_pages_preemption_or_the_prefix_cache(
 ) -> None:
     expected = tokens(open_llm(enable_prefix_caching=False), **policy)
     assert expected != full
-    engines: dict[str, dict[str, Any]] = {
-        "chunks": {"max_num_batched_tokens": 83},
-        "pages": {"page_size": 48},
-        "no steps ahead": {"step_depth": 0},
-        "one at a time": {"max_num_seqs": 1},
-        "server's default": policy,
-    }
-    for name, settings in engines.items():
-        sampling = dict.fromkeys(policy) if name == "server's default" else policy
-        llm = open_llm(**settings)
-        assert tokens(llm, **sampling) == expected, name
-        assert tokens(llm, **sampling) == expected, f"{name}, with a cached prefix"
+    check_engines(open_llm, policy, expected, pages={"page_size": 48})
 
 
 @policies

@@ -22,7 +22,7 @@ from mini_infer_engine.runtime.eviction.limits import eviction_obstacle
 from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs
 from mini_infer_engine.runtime.memory.key_bounds import KeyBounds
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
-from tests.engine.offline.test_llm_eviction import PROMPTS, tokens
+from tests.engine.offline.test_llm_eviction import PROMPTS, check_engines, tokens
 from tests.support.tiny_models import save_tiny_model, tiny_runner
 
 Open = Callable[..., LLM]
@@ -124,17 +124,7 @@ def test_texts_of_two_stages_do_not_depend_on_chunks_others_or_the_prefix_cache(
     policy: dict[str, Any], open_llm: Open
 ) -> None:
     expected = tokens(open_llm(enable_prefix_caching=False), **policy)
-    engines: dict[str, dict[str, Any]] = {
-        "chunks": {"max_num_batched_tokens": 83},
-        "no steps ahead": {"step_depth": 0},
-        "one at a time": {"max_num_seqs": 1},
-        "server's default": policy,
-    }
-    for name, settings in engines.items():
-        sampling = dict.fromkeys(policy) if name == "server's default" else policy
-        llm = open_llm(**settings)
-        assert tokens(llm, **sampling) == expected, name
-        assert tokens(llm, **sampling) == expected, f"{name}, with a cached prefix"
+    check_engines(open_llm, policy, expected)
 
 
 def test_another_prompt_is_exact_after_one_that_was_compacted_under_its_beginning(open_llm: Open) -> None:

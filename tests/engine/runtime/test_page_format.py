@@ -50,7 +50,7 @@ def host_tier_of(pool: KVPool) -> CpuHostTier:
 
 
 def sent(memory: KVMemory, span: Span) -> bytes:
-    """What a transfer to an equal engine reads of this engine's pool, piece after piece."""
+    """Returns what a transfer to an equal engine reads of this engine's pool, piece after piece."""
     table = pieces(memory.layout, memory.layout, span)
     return b"".join(ctypes.string_at(memory.address + ours, count) for ours, _, count in table.tolist())
 

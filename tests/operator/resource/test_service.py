@@ -20,6 +20,15 @@ def test_a_function_of_a_service_runs_once_for_each_service_object_and_arguments
     assert calls == ["-a", "-b", "-a"]
 
 
+def test_arguments_by_keyword_are_told_apart() -> None:
+    @once_a_service
+    def named(service: InferenceService, *, suffix: str) -> str:
+        return service.metadata.name + suffix
+
+    service = parse_service(changed({}))
+    assert [named(service, suffix="-a"), named(service, suffix="-b")] == ["demo-a", "demo-b"]
+
+
 def test_a_function_of_a_service_that_raised_runs_again() -> None:
     answers = iter([ValueError("not yet"), "now"])
 

@@ -53,7 +53,7 @@ class TierState:
     key: bytes
     """The key of the block that it follows."""
     parts: tuple[TierPage, ...]
-    """Where its parts are; none if the state is on the device."""
+    """Places of its parts; none if the state is on the device."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -111,7 +111,7 @@ class _Load:
     is_first_group: Items[bool] = ()
     """True for each page of the first KV group, where there are several or windows."""
     host_pages: list[int] = field(default_factory=list)
-    """Those of its pages, and then of the parts of its state."""
+    """Pages of main memory that have its pages, and then the parts of its state."""
     num_reading: int = 0
     """Pages that are still being read from the disk."""
     read_s: float = 0.0
@@ -162,7 +162,7 @@ class Loads:
         self._keys: Counter[bytes] = Counter()
         self._ended: list[Loaded] = []
         self._ended_layerwise: dict[Sequence, Loaded] = {}
-        """Those whose passes have not ended."""
+        """Ended loads that went with a pass which has not ended."""
 
     @property
     def are_under_way(self) -> bool:

@@ -79,7 +79,7 @@ class HostMemory(Protocol):
 
     @property
     def layerwise(self) -> LayerwiseHostMemory | None:
-        """The same memory, if passes can follow its copies layer by layer; None if pages are loaded before a pass."""
+        """The memory itself, if passes can follow its copies layer by layer; None if pages are loaded before a pass."""
 
     def store(self, ticket: int, moves: Sequence[PageMove], states: Sequence[StateMove] = ()) -> None:
         """Copies pages and states of the device to main memory. What is written to meanwhile is stored in part."""
