@@ -114,6 +114,8 @@ def open_engine(model: str, folder: Path, **options: Any) -> Engine:
     )
     built = build_engine(settings, record_events=False)
     assert isinstance(built, BuiltEngine)
+    while built.warm_up():  # passes have all their graphs
+        pass
     return built.engine
 
 

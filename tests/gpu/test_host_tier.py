@@ -21,7 +21,7 @@ from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.kernels.page_digest import page_digests
 from mini_infer_engine.kv_host.open_pool import open_pool
 from mini_infer_engine.kv_transfer.token_digests import GOLDEN
-from mini_infer_engine.runtime.memory.host_tier import CudaHostTier
+from mini_infer_engine.runtime.memory.cuda_host_tier import CudaHostTier
 from mini_infer_engine.runtime.memory.page_codec import RawPages
 from tests.gpu.device import DEVICE, GPU_ONLY, KERNELS
 from tests.gpu.runs import make_engine, make_runner, make_settings, texts

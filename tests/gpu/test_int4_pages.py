@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove
 from mini_infer_engine.kernels.int4_pages import pack_pages, unpack_pages
-from mini_infer_engine.runtime.memory.host_tier import CudaHostTier
+from mini_infer_engine.runtime.memory.cuda_host_tier import CudaHostTier
 from mini_infer_engine.runtime.memory.int4_rows import pack_rows, unpack_rows
 from mini_infer_engine.runtime.memory.page_codec import PackedPages, device_tables
 from tests.gpu.device import BF16, DEVICE, FP32, GPU_ONLY, KERNELS, cases, normal

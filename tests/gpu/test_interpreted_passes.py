@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -950,3 +951,42 @@ def test_text_is_that_of_torch_when_a_prompt_is_compacted(
     runner = interpreted(decodes_beside=4, **limits)
     assert isinstance(runner.executor, CudaExecutor)
     assert _generated(runner, requests, **limits) == expected
+
+
+class NotedLoad:
+    """A load whose layers are all there. It notes for which ones passes wait."""
+
+    def __init__(self) -> None:
+        self.layers: list[int] = []
+
+    def wait_for_layer(self, layer: int) -> None:
+        self.layers.append(layer)
+
+
+@pytest.mark.parametrize("decodes_beside", [0, 4])
+def test_pass_with_prompts_waits_for_each_layer_of_its_loads(
+    tmp_path: Path, interpreted: Callable[..., ModelRunner], decodes_beside: int
+) -> None:
+    """By a graph of its own, kernel by kernel, or as a whole until that graph is there; one token is a prompt, too."""
+    save_tiny_model(tmp_path, "qwen3", num_hidden_layers=2)
+    runner = interpreted(decodes_beside=decodes_beside)
+    executor, captured = runner.executor, NotedLoad()
+    assert isinstance(executor, CudaExecutor)
+    executor.capture(loads=captured)
+    assert set(executor.following_graphs) == set(executor.prefill_graphs) == {48}
+
+    def waited(row: Row) -> tuple[list[int], list[int], list[int | None]]:
+        """Returns the layers that the graph waited for, those that were waited for by call, and the token."""
+        captured.layers, load = [], NotedLoad()
+        made = sampled(runner.collect(runner.launch(Batch([row], 0, layerwise_loads=[load]))))
+        return captured.layers, load.layers, made
+
+    pages = [0, 1, 2]
+    rows = [prompt(0, 0, 20, pages), prompt(0, 20, 1, pages), prompt(0, 21, 15, pages)]
+    expected = [sampled(runner.collect(runner.launch(Batch([row], 0)))) for row in rows]
+    assert captured.layers == [0, 1], "those of the recording: other passes wait for nothing"
+    assert [waited(row) for row in rows] == [([0, 1], [], token) for token in expected]
+    scored = msgspec.structs.replace(rows[0], prompt_targets=[7])  # kernel by kernel
+    assert waited(scored)[:2] == ([], [0, 1])
+    executor.following_graphs = {}
+    assert [waited(row) for row in rows] == [([], [0, 1], token) for token in expected]

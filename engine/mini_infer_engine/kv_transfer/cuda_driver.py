@@ -68,7 +68,11 @@ class CudaDriver:
         self.call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
     def call(self, function: str, *arguments: Any) -> None:
-        """Calls a function of the driver by name. Raises CudaError with the status if it is not success."""
+        """Calls a function of the driver by name. Raises CudaError with the status if it is not success, and if the
+        driver is too old to have it.
+        """
+        if not hasattr(self._library, function):
+            raise CudaError(f"{function}: this driver lacks it")
         status = getattr(self._library, function)(*arguments)
         if status:
             name = ctypes.c_char_p()

@@ -9,6 +9,7 @@ from torch import Tensor
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, TokenMasks
+from mini_infer_engine.core.kv_tiers.tier_memory import LayerwiseLoad
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.core.speculation.pass_times import GuessCosts
@@ -48,11 +49,14 @@ class Executor(Protocol):
         With `defers`, it may leave the kernels of rare requests for `warm_up`.
         """
 
-    def capture(self, *, reports_layers: bool = False, defers: bool = False) -> None:
+    def capture(
+        self, *, reports_layers: bool = False, loads: LayerwiseLoad | None = None, defers: bool = False
+    ) -> None:
         """Records the passes whose shapes repeat. Call it before the first request and after the last change of memory.
 
-        With `reports_layers`, passes call `Batch.report_layers` from now on, if this executor supports it. With
-        `defers`, it may leave what requests can do without for `warm_up`.
+        With `reports_layers`, passes call `Batch.report_layers` from now on, if this executor supports it. `loads` is
+        what recorded passes with `Batch.layerwise_loads` wait for. With `defers`, it may leave what requests can do
+        without for `warm_up`.
         """
 
     def warm_up(self) -> bool:

@@ -35,10 +35,11 @@ from mini_infer_engine.runtime.eviction.attention_sums import make_attention_sum
 from mini_infer_engine.runtime.eviction.limits import check_eviction, eviction_obstacle
 from mini_infer_engine.runtime.executor import Executor, PassHandle, executor_class
 from mini_infer_engine.runtime.memory.device_memory import DeviceMemory, MemoryTag
-from mini_infer_engine.runtime.memory.host_tier import HostTier, OpenSharedPool, make_host_tier
+from mini_infer_engine.runtime.memory.host_tier import HostTier
 from mini_infer_engine.runtime.memory.kv_group_choice import choose_kv_groups
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.memory.kv_storage import check_tier_dtype
+from mini_infer_engine.runtime.memory.make_host_tier import OpenSharedPool, make_host_tier
 from mini_infer_engine.runtime.memory.mixed_limits import check_mixed_heads
 from mini_infer_engine.runtime.memory.page_count import available_memory, check_host_tier, check_swap
 from mini_infer_engine.runtime.memory.quantized_pool import make_pool
@@ -315,7 +316,8 @@ def make_runner(
     with memory.tag(MemoryTag.WORKSPACE):
         executor = kind(worker, pool, resolved)
     with memory.measure(MemoryTag.GRAPHS):
-        executor.capture(reports_layers=reports_layers, defers=defers)
+        loads = None if host_memory is None else host_memory.layers_to_capture
+        executor.capture(reports_layers=reports_layers, loads=loads, defers=defers)
     log.info("memory of %s", memory)
     group.link.open()
     server = peers.serve(worker.model)

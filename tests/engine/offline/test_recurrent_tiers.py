@@ -10,7 +10,7 @@ from mini_infer_engine import LLM, SamplingParams
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.core.kv_tiers.stats import TierStats
 from mini_infer_engine.core.kv_tiers.tiers import KVTiers
-from mini_infer_engine.runtime.memory.host_tier import CpuHostTier
+from mini_infer_engine.runtime.memory.cpu_host_tier import CpuHostTier
 from tests.engine.models.test_models import VARIANTS
 from tests.support.tiny_models import save_tiny_model
 

@@ -9,10 +9,12 @@ import torch
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove, StateMove, sealed
+from mini_infer_engine.runtime.memory.cpu_host_tier import CpuHostTier
 from mini_infer_engine.runtime.memory.hidden_pages import HiddenPages
-from mini_infer_engine.runtime.memory.host_tier import CpuHostTier, make_host_tier, runs
+from mini_infer_engine.runtime.memory.host_tier import runs
 from mini_infer_engine.runtime.memory.int4_rows import pack_rows, row_bytes, unpack_rows
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
+from mini_infer_engine.runtime.memory.make_host_tier import make_host_tier
 from mini_infer_engine.runtime.memory.page_codec import PackedPages, RawPages
 from tests.engine.runtime.test_kv_pool_and_attention import CPU, SPEC
 

@@ -20,11 +20,12 @@ from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.layers.attention import AttentionBlock
 from mini_infer_engine.models.kv_spec import INT8
 from mini_infer_engine.runtime.inputs.layer_progress import LoadedAttention
-from mini_infer_engine.runtime.memory import host_tier, layerwise_load
+from mini_infer_engine.runtime.memory import cpu_host_tier, layerwise_load
+from mini_infer_engine.runtime.memory.cpu_host_tier import CpuHostTier
 from mini_infer_engine.runtime.memory.hidden_pages import HiddenPages
-from mini_infer_engine.runtime.memory.host_tier import CpuHostTier, make_host_tier
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.memory.layerwise_load import CopiedLayers
+from mini_infer_engine.runtime.memory.make_host_tier import make_host_tier
 from mini_infer_engine.runtime.memory.quantized_pool import make_pool
 from tests.engine.runtime.test_host_tier import moved
 from tests.engine.runtime.test_kv_pool_and_attention import CPU, SPEC
@@ -185,13 +186,13 @@ def evict(llm: LLM) -> None:
 @pytest.fixture
 def num_layerwise(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Gets the number of pages of each load that went with a pass."""
-    counts, copy_layers = list[int](), host_tier.copy_layers
+    counts, copy_layers = list[int](), cpu_host_tier.copy_layers
 
     def counted(source: Any, target: Any, moves: Sequence[PageMove], num_layers: int, layers: CopiedLayers) -> None:
         counts.append(len(moves))
         copy_layers(source, target, moves, num_layers, layers)
 
-    monkeypatch.setattr(host_tier, "copy_layers", counted)
+    monkeypatch.setattr(cpu_host_tier, "copy_layers", counted)
     return counts
 
 

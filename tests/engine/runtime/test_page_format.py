@@ -14,9 +14,10 @@ from mini_infer_engine.kv_disk.disk_store import DiskStore
 from mini_infer_engine.kv_transfer.layout import KVMemory, Span, pieces, state_span
 from mini_infer_engine.models.kv_spec import FP8, INT8, KVSpec
 from mini_infer_engine.models.state_spec import StateSpec
+from mini_infer_engine.runtime.memory.cpu_host_tier import CpuHostTier
 from mini_infer_engine.runtime.memory.hidden_pages import HiddenPages
-from mini_infer_engine.runtime.memory.host_tier import CpuHostTier, make_host_tier
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
+from mini_infer_engine.runtime.memory.make_host_tier import make_host_tier
 from mini_infer_engine.runtime.memory.quantized_pool import make_pool
 from mini_infer_engine.runtime.memory.state_pool import StatePool
 from mini_infer_engine.runtime.memory.state_slots import StateSlots

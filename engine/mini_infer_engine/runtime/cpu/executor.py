@@ -119,9 +119,11 @@ class TorchExecutor:
     def compile_kernels(self, most_tokens: int, *, defers: bool = False) -> None:
         """Does nothing: torch's operators are compiled."""
 
-    def capture(self, *, reports_layers: bool = False, defers: bool = False) -> None:
+    def capture(
+        self, *, reports_layers: bool = False, loads: LayerwiseLoad | None = None, defers: bool = False
+    ) -> None:
         """Records no passes, and only stores whether they report the progress of their layers."""
-        del defers
+        del loads, defers
         self._reports_layers = reports_layers and self.worker.device.type == "cpu"
 
     def warm_up(self) -> bool:

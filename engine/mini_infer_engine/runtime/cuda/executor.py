@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
 from threading import Semaphore
 
@@ -28,6 +29,7 @@ from mini_infer_engine.config.options.mechanisms import Mechanism
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.config.options.speculation import speculation_of
 from mini_infer_engine.core.batch import Batch, Row, TokenMasks, Transfers
+from mini_infer_engine.core.kv_tiers.tier_memory import LayerwiseLoad
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.speculation.pass_times import GuessCosts
 from mini_infer_engine.device import to_device
@@ -70,7 +72,7 @@ from mini_infer_engine.runtime.embeddings import Embeddings, needs_embeddings
 from mini_infer_engine.runtime.eviction.compactor import Compactor, needs_queries
 from mini_infer_engine.runtime.image_encoder import image_encoder_of
 from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs, build_inputs
-from mini_infer_engine.runtime.inputs.layer_progress import LayerCounters, MarkedAttention
+from mini_infer_engine.runtime.inputs.layer_progress import LayerCounters, LoadedAttention, MarkedAttention
 from mini_infer_engine.runtime.memory.hidden_pages import decode_index
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
@@ -158,9 +160,14 @@ class CudaExecutor:
         self.images = image_encoder_of(worker)
         self.layers: LayerCounters | None = None
         """Counters by which passes with prompts report the progress of their layers."""
+        self.loads: LayerwiseLoad | None = None
+        """What captured passes that follow loads wait for; None if no load is followed."""
         self.decode_graphs: dict[int, DecodeGraph] = {}
         self.prefill_graphs: dict[int, PrefillGraph] = {}
         self.prefill_sizes = GraphSizes([tokens for tokens, _ in prefills])
+        self.following_graphs: dict[int, PrefillGraph] = {}
+        """Captured passes with prompts that follow loads, by their tokens."""
+        self.following_sizes = GraphSizes([])
         self._deferred: Iterator[Work] = iter(())
         """Work of the start that comes after readiness."""
         self._has_unsampled = False
@@ -312,15 +319,20 @@ class CudaExecutor:
         for splits in K_SPLITS:
             add_rms_norm(summands[0].clone(), summands[:splits], norm.weight, norm.eps)
 
-    def capture(self, *, reports_layers: bool = False, defers: bool = False) -> None:
+    def capture(
+        self, *, reports_layers: bool = False, loads: LayerwiseLoad | None = None, defers: bool = False
+    ) -> None:
         """Records the graphs, largest first, so that all share the largest one's memory.
 
-        With `reports_layers`, passes with prompts report the progress of their layers from now on. With `defers`, most
-        graphs are left for `warm_up`; passes use larger ones meanwhile.
+        With `reports_layers`, passes with prompts report the progress of their layers from now on. With `loads`, they
+        are recorded a second time for batches that follow loads: waits cost the others nothing. With `defers`, most
+        graphs are left for `warm_up`; passes use larger ones meanwhile, and follow no loads without one.
         """
         if reports_layers:
             self.layers = LayerCounters(len(self.worker.model.attention_layers), self.worker.device)
             self.layers.mark(0)  # compiles the kernel
+        if loads is not None:
+            self.loads, self.following_sizes = loads, GraphSizes([tokens for tokens, _ in self._prefill_sizes()])
         memory = None
         if not self.settings.enforce_eager:
             memory = GraphMemory()
@@ -333,10 +345,14 @@ class CudaExecutor:
         started = time.perf_counter()
         sizes = self.prefill_sizes.left, self.sampling.sizes.left
         prefills, buckets = map(sizes_at_start, sizes) if defers else sizes
-        total, hide = len(prefills) + len(buckets), not sys.stderr.isatty()
+        following = [] if defers else self.following_sizes.left
+        total, hide = len(prefills) + len(buckets) + len(following), not sys.stderr.isatty()
         with torch.inference_mode(), tqdm(total=total, desc="Capturing CUDA graphs", disable=hide) as progress:
             for tokens in reversed(prefills):
                 self._capture_prefill(tokens, memory)
+                progress.update()
+            for tokens in reversed(following):
+                self._capture_following(tokens, memory)
                 progress.update()
             for bucket in reversed(buckets):
                 self._capture_decode(bucket, memory)
@@ -345,7 +361,7 @@ class CudaExecutor:
                 self.speculation.capture(memory)
                 self.guess_costs = self.speculation.measure()
         torch.cuda.synchronize()
-        later = len(self.prefill_sizes.left) + len(self.sampling.sizes.left)
+        later = len(self.prefill_sizes.left) + len(self.sampling.sizes.left) + len(self.following_sizes.left)
         seconds = time.perf_counter() - started
         log.info("captured %d CUDA graphs in %.1f s, %d are left for later", total, seconds, later)
 
@@ -355,13 +371,22 @@ class CudaExecutor:
         self.prefill_graphs = dict(sorted([*self.prefill_graphs.items(), (tokens, graph)]))
         self.prefill_sizes.captured(tokens)
 
+    def _capture_following(self, tokens: int, memory: GraphMemory) -> None:
+        decodes, model = dict(self._prefill_sizes())[tokens], replace(self._captured_model(), loads=self.loads)
+        self.following_graphs[tokens] = PrefillGraph(model, tokens, decodes, memory)
+        self.following_sizes.captured(tokens)
+
     def _capture_decode(self, bucket: int, memory: GraphMemory) -> None:
         self.decode_graphs[bucket] = DecodeGraph(self._captured_model(), bucket, memory)
         self.sampling.capture(bucket, memory)
 
     def _left_for_later(self, memory: GraphMemory | None) -> Iterator[Work]:
         """Yields what `warm_up` does: graphs that passes lacked, then kernels of rare requests, then other graphs."""
-        kinds = ((self.prefill_sizes, self._capture_prefill), (self.sampling.sizes, self._capture_decode))
+        kinds = (
+            (self.prefill_sizes, self._capture_prefill),
+            (self.sampling.sizes, self._capture_decode),
+            (self.following_sizes, self._capture_following),
+        )
 
         def graphs(*, only_missed: bool) -> Iterator[Work]:
             """Yields captures, most urgent first, for as long as there are some."""
@@ -424,7 +449,7 @@ class CudaExecutor:
         torch.cuda.empty_cache()
         used = before - torch.cuda.mem_get_info(device)[0]
         kept.clear()
-        objects = len(prefills) + 3 * len(buckets)
+        objects = len(prefills) * (2 if self.settings.kv_host_memory else 1) + 3 * len(buckets)
         objects += 0 if self.speculation is None else self.speculation.num_graphs
         return max(0, used) + objects * _GRAPH_OBJECT_BYTES
 
@@ -455,8 +480,10 @@ class CudaExecutor:
         """Launches a pass: computes logits by graphs or kernel by kernel, then samples unless it waits for masks."""
         stage, prefills = self.stage, batch.rows[batch.num_decodes :]
         self._has_unsampled = batch.waits_for_masks
-        # What the host brings is attended to exactly, as a prompt, not as a decode that selects pages.
-        goes_on = [self.pool.bounds is None and _continues(row) for row in prefills]
+        # What the host brings is attended to exactly, as a prompt, not as a decode that selects pages; and only passes
+        # with prompts follow loads.
+        may_go_on = self.pool.bounds is None and not batch.layerwise_loads
+        goes_on = [may_go_on and _continues(row) for row in prefills]
         with torch.inference_mode():
             self._transfer(batch.transfers)
             if batch.encoder is not None and self.images is not None:
@@ -615,7 +642,20 @@ class CudaExecutor:
         """Replays the part of a batch that has its prompts."""
         if self.layers is not None and batch.report_layers is not None:
             batch.report_layers(self.layers.begin())
+        if batch.layerwise_loads:
+            graph = self._following(graph, batch.layerwise_loads)
         graph.run(decodes, prefills)
+
+    def _following(self, graph: PrefillGraph, loads: Sequence[LayerwiseLoad]) -> PrefillGraph:
+        """Returns the graph of the same size that waits for each layer of the loads. Has the stream wait for all of
+        them if it has not been captured yet.
+        """
+        self.following_sizes.requested(graph.num_tokens)
+        following = self.following_graphs.get(graph.num_tokens)
+        if following is None:
+            for load, layer in itertools.product(loads, range(self.pool.spec.num_layers)):
+                load.wait_for_layer(layer)
+        return following or graph
 
     def _run_eagerly(self, batch: Batch, handle: CudaPassHandle) -> None:
         """Runs any batch kernel by kernel: the logits of the rows that sample, and log probabilities of prompts."""
@@ -658,6 +698,8 @@ class CudaExecutor:
         stores_all = self.states is not None
         attention: AttentionPass = self.attention.plan(inputs, every_token=every_token or stores_all)
         attention = self.compactor.observe(batch.rows, attention)
+        if batch.layerwise_loads:
+            attention = LoadedAttention(attention, batch.layerwise_loads)
         if self.layers is not None and batch.report_layers is not None:
             batch.report_layers(self.layers.begin())
             attention = MarkedAttention(attention, self.layers.mark)

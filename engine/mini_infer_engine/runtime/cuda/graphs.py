@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mini_infer_engine.core.batch import Row, continued_slots
+from mini_infer_engine.core.kv_tiers.tier_memory import LayerwiseLoad
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.embed_decode import gather_places
@@ -26,7 +27,7 @@ from mini_infer_engine.runtime.cuda.device_state import DeviceBatchState
 from mini_infer_engine.runtime.cuda.hidden_states import CudaHiddenStates
 from mini_infer_engine.runtime.cuda.stage import CudaStage
 from mini_infer_engine.runtime.inputs.host_staging import PinnedStaging
-from mini_infer_engine.runtime.inputs.layer_progress import LayerCounters, MarkedAttention
+from mini_infer_engine.runtime.inputs.layer_progress import LayerCounters, LoadedAttention, MarkedAttention
 from mini_infer_engine.runtime.memory.hidden_pages import decode_index
 from mini_infer_engine.runtime.memory.state_pool import StatePool
 from mini_infer_engine.runtime.recurrent.pass_tables import PaddedTables, blank_steps, decode_tables
@@ -89,6 +90,8 @@ class CapturedModel:
     """In a pipeline, the stage whose buffer has hidden states before and after a pass."""
     layers: LayerCounters | None = None
     """Counters by which passes with prompts report the progress of their layers."""
+    loads: LayerwiseLoad | None = None
+    """What passes with prompts wait for before each layer; None if all their pages are there."""
     states: CudaHiddenStates | None = None
     """The hidden states that passes store for a draft."""
     recurrent: StatePool | None = None
@@ -104,7 +107,11 @@ class CapturedModel:
         """True if passes end with logits."""
         return self.stage is None or self.stage.is_last
 
-    def reporting(self, attention: TritonAttentionPass) -> AttentionPass:
+    def loaded(self, attention: AttentionPass) -> AttentionPass:
+        """Returns the attention of a pass with prompts, which waits for its layers if they are being loaded."""
+        return attention if self.loads is None else LoadedAttention(attention, [self.loads])
+
+    def reporting(self, attention: AttentionPass) -> AttentionPass:
         """Returns the attention of a pass with prompts, which reports its layers if there are counters."""
         return attention if self.layers is None else MarkedAttention(attention, self.layers.mark)
 
@@ -332,10 +339,11 @@ class PrefillGraph:
             if model.reads_positions:
                 positions = self._positions(positions, decode_slots, places[0])
         hidden = model.embed(parts.ops, token_ids) if parts.begins else parts.entering(self.num_tokens)
-        planned: AttentionPass = TritonAttentionPass(attend, attend, None, positions)
+        planned = parts.loaded(TritonAttentionPass(attend, attend, None, positions))
         if parts.samples:
             logits_indices = sample_rows if parts.states is None else None
-            planned = parts.reporting(TritonAttentionPass(attend, selected, logits_indices, positions))
+            selecting = TritonAttentionPass(attend, selected, logits_indices, positions)
+            planned = parts.reporting(parts.loaded(selecting))
         if parts.recurrent is not None and self._recurrent is not None:
             planned = TritonRecurrentPass(planned, parts.recurrent, self._recurrent.tables, parts.kernels)
         residual = model(parts.ops, hidden, planned)
