@@ -153,7 +153,7 @@ class StagesInTurn:
         first = runners[0]
         self.page_size, self.num_pages = first.page_size, min(one.num_pages for one in runners)
         self.kv_cache, self.swap_space, self.max_speculative_rows = first.kv_cache, first.swap_space, 0
-        self.eviction_obstacle = first.eviction_obstacle
+        self.eviction_obstacle, self.host_memory = first.eviction_obstacle, first.host_memory
         self.max_model_len = first.max_model_len
 
     def refuses(self, request: Request) -> str | None:
