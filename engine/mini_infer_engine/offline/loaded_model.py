@@ -10,7 +10,7 @@ from typing import Any
 from mini_infer_engine.config.options.idle_options import idle_options
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
-from mini_infer_engine.core_process.build import build_engine
+from mini_infer_engine.core_process.build import BuiltEngine, build_engine
 from mini_infer_engine.core_process.messages import ModelInfo
 from mini_infer_engine.data_parallel.offline import OfflineEngines
 from mini_infer_engine.dry.dry_run import DRY_MODEL, DryRun
@@ -83,6 +83,8 @@ def load_model(settings: EngineSettings) -> LoadedModel:
         info = engine.model
     else:
         built = build_engine(settings, dry_run, record_events=False)
+        while isinstance(built, BuiltEngine) and built.warm_up():
+            pass  # nobody waits for readiness here, and each batch is to have a graph of its size
         engine, info = built.engine, built.model
     loaded = LoadedModel(settings, directory, text, engine, info)
     # What is here now stays: full collections, a tenth of a second each, need not walk it while requests run. When
