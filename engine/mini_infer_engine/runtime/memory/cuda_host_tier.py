@@ -68,6 +68,8 @@ class CudaHostTier(HostTier):
         self._unpacking: Any = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
         self._pieces = PieceCopies(CudaDriver())
         self._copies: deque[_Copy] = deque()
+        self._unproved: deque[tuple[int, list[int], Any]] = deque()
+        """The ticket of each load whose digests are not requested yet, its pages, and the event at its begin."""
         self._digests = {each: PageDigests(each.parts) for each in (self._storing_codec, self._loading_codec)}
 
     def store(self, ticket: int, moves: Sequence[PageMove], states: Sequence[StateMove] = ()) -> None:
@@ -124,17 +126,28 @@ class CudaHostTier(HostTier):
             self._end(ticket, digests, begin)
 
     def load_layerwise(self, ticket: int, moves: Sequence[PageMove]) -> LayerwiseLoad:
-        """Copies pages of main memory to the GPU, the first layers of all pages first."""
-        codec, layers, pages = self._loading_codec, self._layers, [move.target for move in moves]
-        with torch.inference_mode(), torch.cuda.device(self._device), torch.cuda.stream(self._loading):
+        """Copies pages of main memory to the GPU, the first layers of all pages first. The digests are requested once
+        the pass has been launched, which would wait for the host meanwhile.
+        """
+        layers, pages = self._layers, [move.target for move in moves]
+        with torch.cuda.device(self._device), torch.cuda.stream(self._loading):
             begin = _event()
             begin.record()
-            whole = self._pieces_at(codec, pages, [move.source for move in moves])
+            whole = self._pieces_at(self._loading_codec, pages, [move.source for move in moves])
             for group, (first, last) in enumerate(layers.groups):
                 self._pieces.to_device(whole.part(first, last, self.num_layers), self._loading.cuda_stream)
                 layers.copied(group)
-            self._end(ticket, [self._digests[codec].of(pages)], begin)
+        self._unproved.append((ticket, pages, begin))
         return layers
+
+    def _prove(self) -> None:
+        """Requests the digests of what has been loaded layer by layer since the last call."""
+        if not self._unproved:
+            return
+        with torch.inference_mode(), torch.cuda.device(self._device), torch.cuda.stream(self._loading):
+            while self._unproved:
+                ticket, pages, begin = self._unproved.popleft()
+                self._end(ticket, [self._digests[self._loading_codec].of(pages)], begin)
 
     @property
     def layers_to_capture(self) -> LayerwiseLoad | None:
@@ -169,6 +182,7 @@ class CudaHostTier(HostTier):
 
     def take(self) -> list[Moved]:
         """Returns the copies that have ended since the last call, without waiting."""
+        self._prove()
         ended = [copy for copy in self._copies if copy.end.query()]
         for copy in ended:
             self._copies.remove(copy)
@@ -183,6 +197,7 @@ class CudaHostTier(HostTier):
 
     def wait(self, timeout_s: float) -> None:
         """Waits until a copy has ended, at most so long."""
+        self._prove()
         end_s = time.perf_counter() + timeout_s
         while self._copies and time.perf_counter() < end_s:
             if any(copy.end.query() for copy in self._copies):
