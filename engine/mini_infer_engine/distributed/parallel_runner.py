@@ -42,7 +42,7 @@ from mini_infer_engine.distributed import step_messages
 from mini_infer_engine.distributed.disk_copies import GroupDiskMemory
 from mini_infer_engine.distributed.group_layers import GroupLayers
 from mini_infer_engine.distributed.heartbeats import Watch
-from mini_infer_engine.distributed.host_copies import GroupHostMemory
+from mini_infer_engine.distributed.host_copies import GroupHostMemory, tickets_of
 from mini_infer_engine.distributed.member import GroupMember, rank_device
 from mini_infer_engine.distributed.pass_results import ResultReceiver
 from mini_infer_engine.distributed.process_group import LOOPBACK, open_store
@@ -308,9 +308,11 @@ class ParallelRunner:
         self.max_model_len, self.swap_space = local.max_model_len, local.swap_space
         self.eviction_obstacle = local.eviction_obstacle
         memory = local.host_memory
-        self.host_memory = (
-            None if memory is None else GroupHostMemory(memory, ranks.size, ranks.send, ranks.copies, memory.shared)
-        )
+        self.host_memory = None
+        if memory is not None:
+            self.host_memory = GroupHostMemory(
+                memory, ranks.size, ranks.send, ranks.copies, memory.shared, lambda: ranks.watch.lost
+            )
         self.max_speculative_rows = local.max_speculative_rows
         self._writer = step_messages.StepWriter(self.page_size)
         self._results = ranks.results
@@ -357,7 +359,7 @@ class ParallelRunner:
         """Launches a pass on all ranks. Raises RunnerLostError if the group has ended."""
         reported = self._report_all_ranks(batch)
         with self._all_or_nothing():
-            self.ranks.send(self._writer.launch(batch))
+            self.ranks.send(self._writer.launch(batch, tickets_of(batch.layerwise_loads)))
             handle = self.local.launch(batch)
         self._reporting.extend((handle, layers) for layers in reported)
         if handle.swap_check is not None:

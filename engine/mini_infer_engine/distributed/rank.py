@@ -89,7 +89,8 @@ class Rank:
                     if not handles and self._is_of_a_server:
                         # Not sooner: the first rank reads a vocabulary, for seconds in which no thread of it speaks.
                         self.heartbeats.loaded()
-                    handles = [*handles[1 - kept :], runner.launch(reader.batch(message))]
+                    batch = reader.batch(message, self._copies.take_followed(message.loads))
+                    handles = [*handles[1 - kept :], runner.launch(batch)]
                     if (check := handles[-1].swap_check) is not None:
                         self._proofs.send(check.faults())
                     if results is not None and not message.waits_for_masks:

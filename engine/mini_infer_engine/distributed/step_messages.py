@@ -14,7 +14,7 @@ import numpy as np
 
 from mini_infer_engine.core.batch import Batch, Row, TokenMasks, Transfers
 from mini_infer_engine.core.images import EncoderWork
-from mini_infer_engine.core.kv_tiers.tier_memory import PageMove, StateMove
+from mini_infer_engine.core.kv_tiers.tier_memory import LayerwiseLoad, PageMove, StateMove
 from mini_infer_engine.kv_transfer.transport import TransportChoice
 
 
@@ -33,6 +33,8 @@ class Launch(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     transfers: Transfers | None = None
     waits_for_masks: bool = False
     encoder: EncoderWork | None = None
+    loads: list[int] = []
+    """Tickets of the loads that the pass follows, whose `CopyBlocks` have come since the last pass."""
 
 
 class Sample(msgspec.Struct, frozen=True, tag=True):
@@ -65,7 +67,7 @@ class CopyBlocks(msgspec.Struct, frozen=True, tag=True):
     """
 
     ticket: int
-    way: Literal["store", "load"]
+    way: Literal["store", "load", "load_layerwise"]
     moves: list[PageMove]
     states: list[StateMove] = []
 
@@ -129,13 +131,15 @@ class StepWriter:
         self._last: dict[int, Row] = {}
         self._num_sent_pages: dict[int, int] = {}
 
-    def launch(self, batch: Batch) -> Launch:
-        """Returns the message for a batch, which every rank must get."""
+    def launch(self, batch: Batch, loads: Sequence[int] = ()) -> Launch:
+        """Returns the message for a batch, which every rank must get. `loads` are the tickets of those it follows."""
         pages: dict[int, list[int]] = {}
         more_pages: dict[int, list[list[int]]] = {}
         rows = [self._packed(row, pages, more_pages) for row in batch.rows]
         moves = None if batch.transfers.is_empty else batch.transfers
-        return Launch(rows, batch.num_decodes, pages, more_pages, moves, batch.waits_for_masks, batch.encoder)
+        return Launch(
+            rows, batch.num_decodes, pages, more_pages, moves, batch.waits_for_masks, batch.encoder, list(loads)
+        )
 
     def _packed(self, row: Row, pages: dict[int, list[int]], more_pages: dict[int, list[list[int]]]) -> int | Row:
         slot, needed = row.slot, (row.start + row.count - 1) // self._page_size + 1
@@ -170,14 +174,15 @@ class StepReader:
         self._tables: dict[int, tuple[list[int], list[list[int]]]] = {}
         """The page table of each slot in the first KV group, and those in the others."""
 
-    def batch(self, message: Launch) -> Batch:
-        """Returns the batch that the first rank launches."""
+    def batch(self, message: Launch, loads: Sequence[LayerwiseLoad] = ()) -> Batch:
+        """Returns the batch that the first rank launches. `loads` are this rank's parts of those that it follows."""
         rows = [self._row(packed, message) for packed in message.rows]
         return Batch(
             rows,
             message.num_decodes,
             message.transfers or Transfers(),
             encoder=message.encoder,
+            layerwise_loads=list(loads),
             waits_for_masks=message.waits_for_masks,
         )
 

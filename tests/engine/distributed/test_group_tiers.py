@@ -1,9 +1,11 @@
 """Blocks in main memory of several ranks: each keeps its part, and a page is there only if every part is right."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Timer
 from typing import Any
 from uuid import uuid4
 
@@ -11,8 +13,9 @@ import pytest
 import zmq
 
 from mini_infer_engine import LLM, SamplingParams
+from mini_infer_engine.core.batch import RunnerLostError
 from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove
-from mini_infer_engine.distributed.host_copies import GroupHostMemory, RankCopies, joined
+from mini_infer_engine.distributed.host_copies import GroupHostMemory, RankCopies, joined, tickets_of
 from mini_infer_engine.distributed.step_messages import CopyBlocks, StepMessage
 from tests.engine.models.test_models import VARIANTS
 from tests.support.tiny_models import save_tiny_model
@@ -88,6 +91,8 @@ class FakeMemory:
     identity: bytes = b"x"
     latency_s: float = 0.0
     bytes_per_s: float = 1.0
+    least_load_s: float = 0.5
+    is_layerwise: bool = True
     ended: list[Moved] = field(default_factory=list)
     begun: list[tuple[str, int]] = field(default_factory=list)
     error: str = ""
@@ -100,6 +105,16 @@ class FakeMemory:
     def load(self, ticket: int, moves: object, states: object = ()) -> None:
         self.begun.append(("load", ticket))
 
+    @property
+    def layerwise(self) -> "FakeMemory | None":
+        return self if self.is_layerwise else None
+
+    def load_layerwise(self, ticket: int, moves: object) -> "FakeLoad":
+        if self.error:
+            raise ValueError(self.error)
+        self.begun.append(("load_layerwise", ticket))
+        return FakeLoad(ticket)
+
     def take(self) -> list[Moved]:
         ended, self.ended = self.ended, []
         return ended
@@ -110,16 +125,26 @@ class FakeMemory:
         return memoryview(bytes([page]))
 
 
+@dataclass
+class FakeLoad:
+    ticket: int
+    waited: list[int] = field(default_factory=list)
+
+    def wait_for_layer(self, layer: int) -> None:
+        self.waited.append(layer)
+
+
 class Group:
     """Two ranks in this process."""
 
     def __init__(self) -> None:
+        self.lost = ""
         reports, address = zmq.Context.instance().socket(zmq.PULL), f"inproc://copies-{uuid4()}"
         reports.bind(address)  # an address stays taken for a moment after its socket was closed
         self.first, self.second = FakeMemory(), FakeMemory()
         self.rank = RankCopies(address, 1)
         self.rank.memory = self.second
-        self.memory = GroupHostMemory(self.first, 2, self._send, reports)
+        self.memory = GroupHostMemory(self.first, 2, self._send, reports, lost=lambda: self.lost)
         self.reports = reports
 
     def _send(self, message: StepMessage) -> None:
@@ -156,6 +181,77 @@ def test_a_copy_fails_with_the_reason_when_one_rank_cannot_begin_it(group: Group
     group.memory.wait(60.0)
     [moved] = group.memory.take()
     assert "rank 1: ValueError: no memory" in moved.error
+
+
+def test_pages_of_a_copy_are_in_use_until_other_ranks_end_it_when_the_first_cannot_begin(group: Group) -> None:
+    group.first.error = "no memory"
+    load = group.memory.load_layerwise(5, [PageMove(1, 2)])
+    load.wait_for_layer(0)
+    group.memory.store(6, [PageMove(1, 2)])
+    assert group.memory.take() == []
+    group.second.ended = [Moved(5, 0.1, [5]), Moved(6, 0.1, [5])]
+    group.rank.report()
+    assert [(moved.ticket, moved.error) for moved in group.memory.take()] == [
+        (5, "rank 0: ValueError: no memory"),
+        (6, "rank 0: ValueError: no memory"),
+    ]
+
+
+def test_each_rank_follows_its_own_part_of_a_load(group: Group) -> None:
+    assert group.memory.layerwise is group.memory
+    assert group.memory.least_load_s == 0.5
+    load = group.memory.load_layerwise(7, [PageMove(1, 2)])
+    load.wait_for_layer(3)
+    assert load.own == FakeLoad(7, [3])
+    assert tickets_of([FakeLoad(1), load]) == [7]
+    assert group.rank.take_followed([7]) == [FakeLoad(7)]
+
+
+def test_another_rank_keeps_no_loads_that_the_next_pass_does_not_follow(group: Group) -> None:
+    for ticket in (1, 2, 3):
+        group.memory.load_layerwise(ticket, [PageMove(1, 2)])
+    assert group.rank.take_followed([3, 1]) == [FakeLoad(3), FakeLoad(1)]
+    group.memory.load_layerwise(4, [PageMove(1, 2)])
+    assert group.rank.take_followed([2, 3]) == []
+    assert group.rank.take_followed([4]) == []
+    group.second.error = "no memory"
+    group.memory.load_layerwise(5, [PageMove(1, 2)])
+    assert group.rank.take_followed([5]) == []
+
+
+def test_load_fails_when_another_rank_has_whole_pages_alone(group: Group) -> None:
+    group.second.is_layerwise = False
+    group.memory.load_layerwise(5, [PageMove(1, 2)])
+    group.first.ended = [Moved(5, 0.1, [5])]
+    [moved] = group.memory.take()
+    assert "rank 1" in moved.error
+    group.first.is_layerwise = False
+    assert group.memory.layerwise is None
+
+
+def test_wait_ends_when_other_ranks_report_though_this_one_still_copies_something_else(group: Group) -> None:
+    group.memory.load_layerwise(1, [PageMove(1, 2)])
+    group.memory.store(2, [PageMove(1, 2)])
+    group.first.ended = [Moved(1, 0.1, [5])]
+    timer = Timer(0.05, lambda: group.second.ended.append(Moved(1, 0.1, [6])))
+    timer.start()
+    group.first.wait = lambda timeout_s: (time.sleep(timeout_s), group.rank.report())  # type: ignore[assignment]
+    begin_s = time.monotonic()
+    group.memory.wait(60.0)
+    assert time.monotonic() - begin_s < 10
+    assert [moved.ticket for moved in group.memory.take()] == [1]
+    group.memory.wait(0.01)
+
+
+def test_wait_raises_when_the_group_is_lost(group: Group) -> None:
+    group.lost = "rank 1 has ended"
+    group.memory.wait(60.0)
+    group.memory.load_layerwise(1, [PageMove(1, 2)])
+    with pytest.raises(RunnerLostError):
+        group.memory.wait(60.0)
+    group.first.ended = [Moved(1, 0.1, [5])]
+    with pytest.raises(RunnerLostError):
+        group.memory.wait(60.0)
 
 
 @pytest.mark.parametrize(("first", "second"), [(5, 7), (4, 6), (6, 5)])

@@ -43,6 +43,21 @@ def _same(read: Batch, batch: Batch) -> None:
                 ), name
 
 
+def test_tickets_of_loads_come_with_their_pass() -> None:
+    class Load:
+        def wait_for_layer(self, layer: int) -> None: ...
+
+    writer, reader, load = StepWriter(PAGE), StepReader(), Load()
+    batch = Batch([_chunk(3, 16, 4, [5, 6])], 0)
+    message = step_messages.decode(step_messages.encode(writer.launch(batch, [8, 9])))
+    assert isinstance(message, Launch)
+    assert message.loads == [8, 9]
+    assert reader.batch(message, [load]).layerwise_loads == [load]
+    plain = _sent(writer, batch)
+    assert plain.loads == []
+    assert reader.batch(plain).layerwise_loads == []
+
+
 def test_a_decode_step_message_has_only_slots_and_appended_pages() -> None:
     writer, reader = StepWriter(PAGE), StepReader()
     pages = [5]

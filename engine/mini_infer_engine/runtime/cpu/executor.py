@@ -186,7 +186,7 @@ class TorchExecutor:
     def _launch_part(self, batch: Batch, traffic: StageTraffic) -> TorchPassHandle:
         """Computes a pass on a stage that is not the last: another stage samples."""
         traffic.begin(batch)
-        _, state = self._forward(batch, every_token=True)
+        _, state = self._forward(batch, every_token=True, loads=batch.layerwise_loads)
         traffic.hand_on(batch.rows, state.residual)
         done = _recorded_event() if self.worker.device.type == "cuda" else None
         return TorchPassHandle(batch.rows, [], done=done, swap_check=self.pool.swap_check)

@@ -50,7 +50,8 @@ def make_host_tier(
         tier: HostTier = kind(codec, shared.layout.num_slots, identity, shared, states, pages_per_state)
     else:
         tier = kind(codec, smallest(num_bytes // page_bytes), identity, None, states, pages_per_state)
-    tier.num_layers = _layers_to_load(pool, codec)
+    layers = _layers_to_load(pool, codec)
+    tier.num_layers = layers if smallest(int(layers > 0)) else 0  # passes follow a load on all ranks or on none
     return tier
 
 
