@@ -18,11 +18,12 @@ from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove, StateMove
 from mini_infer_engine.core.request import Request, SamplingParams
-from mini_infer_engine.kernels.page_digest import page_digests
+from mini_infer_engine.kernels.page_digest import PageSums
 from mini_infer_engine.kv_host.open_pool import open_pool
-from mini_infer_engine.kv_transfer.token_digests import GOLDEN
+from mini_infer_engine.kv_transfer.token_digests import GOLDEN, MODULUS
 from mini_infer_engine.runtime.memory.cuda_host_tier import CudaHostTier
 from mini_infer_engine.runtime.memory.page_codec import RawPages
+from mini_infer_engine.runtime.memory.swap_digests import SwapCheck, SwapDigests
 from tests.gpu.device import DEVICE, GPU_ONLY, KERNELS
 from tests.gpu.runs import make_engine, make_runner, make_settings, texts
 from tests.gpu.test_recurrent_speculation import MODELS
@@ -40,16 +41,49 @@ def on_gpu(test: Test) -> Test:
     return reduce(lambda marked, mark: mark(marked), GPU_ONLY, test)
 
 
+def digests_of(words: torch.Tensor, pages: list[int], first: int) -> np.ndarray:
+    factors = (2 * np.arange(first, first + words.shape[1], dtype=np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
+    return np.array([np.dot(words[page].numpy().view(np.uint64), factors) for page in pages], np.uint64)
+
+
 @on_kernels
 @pytest.mark.parametrize("num_words", [1, 40, 2048, 2049, 9000])
 @pytest.mark.parametrize("first", [0, 77])
 def test_digest_is_that_of_a_cpu(num_words: int, first: int) -> None:
+    words, pages = torch.randint(-(2**63), 2**63 - 1, (5, num_words), dtype=torch.int64), [4, 0, 2]
+    sums = PageSums(words.to(DEVICE), first, GOLDEN - MODULUS)
+    expected = digests_of(words, pages, first)
+    for more in (0, 3):  # the parts of a page are added up
+        numbers = torch.tensor([[more] * 3, pages]).to(DEVICE)
+        sums.add(numbers)
+        assert numbers[0].cpu().numpy().view(np.uint64).tolist() == (expected + np.uint64(more)).tolist()
+
+
+@on_kernels
+@pytest.mark.parametrize("num_words", [40, 9000])
+def test_differences_from_known_digests_name_the_pages_that_have_changed(num_words: int) -> None:
     words = torch.randint(-(2**63), 2**63 - 1, (5, num_words), dtype=torch.int64)
-    pages = torch.tensor([4, 0, 2], dtype=torch.int64)
-    found = page_digests(words.to(DEVICE), pages.to(DEVICE), first, GOLDEN - (1 << 64)).cpu().numpy().view(np.uint64)
-    factors = (2 * np.arange(first, first + num_words, dtype=np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
-    expected = [np.dot(words[page].numpy().view(np.uint64), factors) for page in pages.tolist()]
-    assert found.tolist() == [int(one) for one in expected]
+    known = torch.zeros(7, dtype=torch.int64)
+    known[torch.tensor([6, 1, 3])] = torch.from_numpy(digests_of(words, [4, 0, 2], 0).view(np.int64))
+    words[0, num_words - 1] ^= 1 << 40
+    numbers = torch.tensor([[0] * 3, [4, 0, 2], [6, 1, 3]]).to(DEVICE)
+    PageSums(words.to(DEVICE), 0, GOLDEN - MODULUS).add(numbers, known.to(DEVICE))
+    assert (numbers[0] != 0).tolist() == [False, True, False]
+
+
+@on_gpu
+@pytest.mark.parametrize("widths", [(4096,), (3000, 40)])
+def test_swapped_rows_are_proved(widths: tuple[int, ...]) -> None:
+    parts = [torch.randint(-(2**62), 2**62, (8, width), device=DEVICE) for width in widths]
+    digests = SwapDigests(parts, 5)
+    digests.prepare()
+    digests.left([1, 7, 2], [4, 0, 3])
+    digests.left([5], [1])
+    assert SwapCheck([digests.returned([7, 5, 1], [0, 1, 4])]).faults() == []
+    parts[-1][5, 39] ^= 1
+    found = digests.returned([7, 5], [0, 1])
+    assert SwapCheck([found]).faults() == [1]
+    assert SwapCheck([found, digests.returned([1, 2], [3, 3])]).faults() == [1, 2]
 
 
 def moved(tier: CudaHostTier) -> Moved:

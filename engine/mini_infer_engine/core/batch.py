@@ -164,7 +164,12 @@ class Transfers:
     @property
     def is_empty(self) -> bool:
         """True if there is nothing to copy."""
-        return not (self.swap_out or self.swap_in or self.copies or self.states_out or self.states_in)
+        return not (self.has_swaps or self.copies)
+
+    @property
+    def has_swaps(self) -> bool:
+        """True if there are copies to main memory or from it."""
+        return bool(self.swap_out or self.swap_in or self.states_out or self.states_in)
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Serialises the loading of Triton's launchers.
+"""Serialises the loading of Triton's launchers, and launches kernels without Triton's look-up.
 
 A launcher is a C extension. All have one name, and Python has one module object for each name: if two threads load
 launchers at the same time, one may get the other's function, and fails with "function takes exactly 42 arguments (33
@@ -28,3 +28,24 @@ def load_launchers_one_at_a_time() -> None:
     driver = triton.runtime.driver.active
     if not isinstance(driver.launcher_cls, OneAtATime):
         driver.launcher_cls = OneAtATime(driver.launcher_cls)
+
+
+class Relaunched:
+    """Launches one kernel again and again. From the second launch on the host no longer looks up what Triton has
+    compiled for these arguments, which takes it longer than the launch itself.
+
+    So the arguments of all launches must have the types of the first one's: whole numbers of as many bits, tensors that
+    are aligned alike, the same constants.
+    """
+
+    def __init__(self, kernel: Any, **options: Any) -> None:
+        """Takes a kernel, and options of its compilation such as `num_warps`."""
+        self._kernel, self._options = kernel, options
+        self._compiled: Any = None
+
+    def __call__(self, grid: tuple[int, int, int], *arguments: Any) -> None:
+        """Launches the kernel on the current stream, with the values of all parameters in their order."""
+        if self._compiled is None:
+            self._compiled = self._kernel[grid](*arguments, **self._options)  # None under Triton's interpreter
+        else:
+            self._compiled[grid](*arguments)

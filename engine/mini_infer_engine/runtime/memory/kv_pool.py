@@ -4,6 +4,7 @@ All layers of a page lie together so that a page is one piece to copy, swap or s
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -65,7 +66,6 @@ class KVPool:
         # In main memory, pinned for a GPU, for pages of preempted sequences.
         sizes, on_gpu = (num_host_pages, self.storage.shape[1]), device.type == "cuda"
         self.host_pages = torch.empty(sizes, dtype=self.storage.dtype, pin_memory=on_gpu)
-        self._swap_digests: SwapDigests | None = None
         self.swap_check: SwapCheck | None = None
         """The proof of what the latest transfers have brought back from main memory; None if that was nothing."""
         self._scratch = self.half_pages[:0]
@@ -118,13 +118,24 @@ class KVPool:
         self.copy(transfers.copies)
 
     def swap(self, transfers: Transfers) -> None:
-        """Queues copies to main memory and from there."""
+        """Queues copies to main memory and from there, and the digests that prove them. What leaves is read before
+        what comes back takes its place.
+        """
+        self.swap_check = None
+        if not transfers.has_swaps:
+            return
+        self._move(leaving := Transfers(swap_out=transfers.swap_out, states_out=transfers.states_out))
+        self._record(leaving)
+        self._move(returning := Transfers(swap_in=transfers.swap_in, states_in=transfers.states_in))
+        self.swap_check = self._check(returning)
+
+    def _move(self, transfers: Transfers) -> None:
+        """Queues the copies of `swap`."""
         if self.states is not None:
             self.states.swap(transfers)
         swap_rows(self.storage, self.host_pages, transfers)
         for beside in self._beside:
             beside.swap(transfers)
-        self.swap_check = self._check(transfers)
 
     def words(self) -> list[Tensor]:
         """Returns all memory of the pages as words [pages, words] int64: keys and values, and hidden states if a draft
@@ -133,24 +144,33 @@ class KVPool:
         parts = [self.storage] if self.hidden is None else [self.storage, self.hidden.pages.flatten(1)]
         return [part.view(torch.int64) for part in parts]
 
+    @cached_property
+    def _swap_digests(self) -> SwapDigests:
+        """The digests of pages in main memory. All parts of a page must be there."""
+        return SwapDigests(self.words(), len(self.host_pages))
+
     def prepare_swap(self) -> None:
         """Compiles on a GPU what swapping needs, once all parts of a page are there."""
         if len(self.host_pages):
-            self._swap_digests = SwapDigests(self.words(), len(self.host_pages))
+            self._swap_digests.prepare()
+        if self.states is not None:
+            self.states.prepare_swap()
 
-    def _check(self, transfers: Transfers) -> SwapCheck | None:
-        """Makes digests of what has left, and compares those of what has come back."""
-        if not (transfers.swap_out or transfers.swap_in or transfers.states_out or transfers.states_in):
-            return None
-        if self._swap_digests is None and (transfers.swap_out or transfers.swap_in):
-            self.prepare_swap()
-        faults: list[Tensor] = []
-        if (digests := self._swap_digests) is not None:
-            digests.left(*_both_sides(transfers.swap_out))
-            faults.append(digests.returned(*_both_sides(transfers.swap_in)))
-        if self.states is not None and (transfers.states_out or transfers.states_in):
-            faults.append(self.states.check(transfers))
-        return SwapCheck(torch.cat(faults)) if transfers.swap_in or transfers.states_in else None
+    def _record(self, leaving: Transfers) -> None:
+        """Makes digests of what has left."""
+        if leaving.swap_out:
+            self._swap_digests.left(*_both_sides(leaving.swap_out))
+        if self.states is not None and leaving.states_out:
+            self.states.record(leaving)
+
+    def _check(self, returning: Transfers) -> SwapCheck | None:
+        """Compares what has come back with what left."""
+        found: list[Tensor] = []
+        if returning.swap_in:
+            found.append(self._swap_digests.returned(*_both_sides(returning.swap_in)))
+        if self.states is not None and returning.states_in:
+            found.append(self.states.check(returning))
+        return SwapCheck(found) if found else None
 
     def copy(self, copies: list[PageCopy]) -> None:
         """Queues copies on the device, one after the other."""

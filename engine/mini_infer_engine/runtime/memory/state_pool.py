@@ -5,6 +5,7 @@ All layers of a slot lie together so that a slot can be copied or sent in one pi
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -46,7 +47,6 @@ class StatePool:
         self.host_states = torch.empty(
             (num_host_states, *sizes[1:]), dtype=torch.uint8, pin_memory=device.type == "cuda"
         )
-        self._swap_digests: SwapDigests | None = None
 
     def memory(self) -> KVMemory:
         """Returns the address and layout of the slots of sequences and checkpoints, for KV transfer."""
@@ -104,12 +104,24 @@ class StatePool:
         for swap in transfers.states_in:
             self.storage[swap.slot].copy_(self.host_states[swap.host_state], non_blocking=True)
 
-    def check(self, transfers: Transfers) -> Tensor:  # [states_in] bool
-        """Makes digests of the states that have left. Returns True for each that has come back with other bytes."""
-        if self._swap_digests is None:
-            self._swap_digests = SwapDigests([self.storage.flatten(1).view(torch.int64)], len(self.host_states))
-        out, back = transfers.states_out, transfers.states_in
+    @cached_property
+    def _swap_digests(self) -> SwapDigests:
+        """The digests of states in main memory."""
+        return SwapDigests([self.storage.flatten(1).view(torch.int64)], len(self.host_states))
+
+    def prepare_swap(self) -> None:
+        """Compiles on a GPU what swapping needs."""
+        if len(self.host_states):
+            self._swap_digests.prepare()
+
+    def record(self, transfers: Transfers) -> None:
+        """Makes digests of the states that have left."""
+        out = transfers.states_out
         self._swap_digests.left([swap.slot for swap in out], [swap.host_state for swap in out])
+
+    def check(self, transfers: Transfers) -> Tensor:  # [states_in] int64
+        """Returns zero for each state that has come back as it left."""
+        back = transfers.states_in
         return self._swap_digests.returned([swap.slot for swap in back], [swap.host_state for swap in back])
 
     def resume(self, rows: Sequence[Row]) -> None:

@@ -21,28 +21,32 @@ class SwapDigests:
         self._digests = PageDigests(parts)
         self._known = torch.zeros(num_host_rows, dtype=torch.int64, device=self._digests.device)
 
+    def prepare(self) -> None:
+        """Compiles and loads now, on a GPU, what a pass would wait for."""
+        self.left([0], [0])
+        SwapCheck([self.returned([0], [0])])
+
     def left(self, rows: Sequence[int], host_rows: Sequence[int]) -> None:
         """Records what is copied from the device's rows to those of main memory."""
-        if rows:
-            self._known[list(host_rows)] = self._digests.of(rows)
+        digests, places = self._digests.for_places(rows, host_rows)
+        self._known.index_copy_(0, places, digests)
 
-    def returned(self, rows: Sequence[int], host_rows: Sequence[int]) -> Tensor:  # [n] bool
-        """Returns True for each row that has come back with other bytes."""
-        if not rows:
-            return torch.zeros(0, dtype=torch.bool, device=self._known.device)
-        return self._digests.of(rows) != self._known[list(host_rows)]
+    def returned(self, rows: Sequence[int], host_rows: Sequence[int]) -> Tensor:  # [n] int64
+        """Returns a difference of digests for each row, which is not zero if it has come back with other bytes."""
+        return self._digests.differences(rows, self._known, host_rows)
 
 
 class SwapCheck:
     """A check of the pages and states that came back before a pass."""
 
-    def __init__(self, faults: Tensor) -> None:
-        """Takes True for each page and each state that came back with other bytes."""
+    def __init__(self, differences: Sequence[Tensor]) -> None:
+        """Takes what `SwapDigests.returned` has found [n] int64 of pages, of states, or of both."""
+        found = differences[0] if len(differences) == 1 else torch.cat(tuple(differences))
         self._event: Any = None
-        self._faults = faults
-        if faults.is_cuda:
-            self._faults = torch.empty(faults.shape, dtype=torch.bool, pin_memory=True)
-            self._faults.copy_(faults, non_blocking=True)
+        self._differences = found
+        if found.is_cuda:
+            self._differences = torch.empty(found.shape, dtype=torch.int64, pin_memory=True)
+            self._differences.copy_(found, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
             self._event.record()
 
@@ -50,4 +54,4 @@ class SwapCheck:
         """Waits for the copies. Returns the places of faults in a batch's `swap_in`, which its `states_in` follow."""
         if self._event is not None:
             self._event.synchronize()
-        return [place for place, is_fault in enumerate(self._faults.tolist()) if is_fault]
+        return [place for place, difference in enumerate(self._differences.tolist()) if difference]
