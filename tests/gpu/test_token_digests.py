@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
-from mini_infer_engine.kernels.token_digests import token_digests
+from mini_infer_engine.kernels.token_digests import TokenSums
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
 from mini_infer_engine.kv_transfer.pool_digests import PoolDigests
 from mini_infer_engine.kv_transfer.token_digests import (
@@ -76,11 +76,8 @@ def test_the_kernel_adds_up_what_numpy_does(name: str) -> None:
     for region in regions(layout, layout.total_heads, word_bytes_of(layout)):
         signed = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[region.word_bytes]
         found = numbers.to(DEVICE).clone()
-        token_digests(
+        sums = TokenSums(
             pool.to(DEVICE).view(signed),
-            found,
-            num_tokens=count,
-            first_offset=begin,
             page_size=size,
             page_words=layout.page_bytes // region.word_bytes,
             half_words=layout.half_bytes // region.word_bytes,
@@ -95,6 +92,7 @@ def test_the_kernel_adds_up_what_numpy_does(name: str) -> None:
             row_indices=region.row_indices,
             golden=GOLDEN - MODULUS,
         )
+        sums.add(found, count, begin)
         words = pool.numpy().view(f"u{region.word_bytes}").reshape(NUM_PAGES, num_rows(layout), -1)
         factors = place_factors(region, num_rows(layout), rank * heads, heads)
         columns = np.arange(heads * region.head_words)
@@ -106,6 +104,8 @@ def test_the_kernel_adds_up_what_numpy_does(name: str) -> None:
             mix_words(own.astype(np.uint64), mixed)
             expected += int((mixed * factors).sum()) * factor
         assert int(found[0]) % MODULUS == (7 + expected) % MODULUS
+        sums.add(found, count, begin)
+        assert int(found[0]) % MODULUS == (7 + 2 * expected) % MODULUS
 
 
 def value(digest: Digest) -> int:
@@ -138,3 +138,18 @@ def test_a_pools_digest_is_that_of_its_copy_in_main_memory(name: str) -> None:
         assert value(PoolDigests(memory_of(layout, flipped.to(DEVICE)), rank).begin(span, None)) != value(
             here.begin(span, None)
         )
+
+
+@on_gpu
+def test_digests_that_are_computed_at_the_same_time_do_not_mix() -> None:
+    pool = pool_of(PLAIN)
+    here, there = (PoolDigests(memory_of(PLAIN, one)) for one in (pool.to(DEVICE), pool))
+    here.prepare()
+    spans = [Span([page, (page + 1) % NUM_PAGES], [], page, page + 17) for page in range(NUM_PAGES)]
+    for _ in range(3):  # the memory of digests that are done serves others
+        begun = [here.begin(span, None) for span in spans]
+        assert [value(digest) for digest in reversed(begun)] == [
+            value(there.begin(span, None)) for span in reversed(spans)
+        ]
+    del begun
+    assert value(here.begin(spans[0], None)) == value(there.begin(spans[0], None))

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from mini_infer_engine.kernels.launchers import Relaunched
 from mini_infer_engine.kernels.sizes import cdiv
 
 _TOKENS, _ROWS, _COLUMNS = 8, 8, 128
@@ -84,58 +85,46 @@ def _token_digests(
     tl.atomic_add(numbers, tl.sum(products, axis=0), sem="relaxed")  # whole numbers: the order changes nothing
 
 
-def token_digests(
-    words: torch.Tensor,
-    numbers: torch.Tensor,
-    *,
-    num_tokens: int,
-    first_offset: int,
-    page_size: int,
-    page_words: int,
-    half_words: int,
-    first_word: int,
-    token_stride: int,
-    head_stride: int,
-    head_words: int,
-    num_rows: int,
-    num_heads: int,
-    first_column: int,
-    first_index: int,
-    row_indices: int,
-    golden: int,
-) -> None:
-    """Adds the sum of word * factor * the token's factor, over some heads of tokens that follow each other, in all
-    `num_rows` half layers, to the first number.
+class TokenSums:
+    """Digests of some heads of tokens of a pool, in all half layers, by one launch for any number of tokens."""
 
-    `words` are those of the pool, integers of any width. `numbers` [2 + pages] int64 are that sum, the number of the
-    first token in its sequence, and the pages of the tokens, in whose first it is at `first_offset`. `first_word` is
-    the place of the first of these heads in a half page, `first_column` that in a row of the whole model. `Region`
-    explains the others; `golden` is the constant as a signed number.
-    """
-    grid = (cdiv(num_tokens, _TOKENS), cdiv(num_rows, _ROWS))
-    width = 8 * words.element_size()
-    _token_digests[grid](
-        words,
-        numbers,
-        num_tokens,
-        first_offset,
-        page_words,
-        half_words,
-        first_word,
-        token_stride,
-        head_stride,
-        num_rows,
-        num_heads * head_words,
-        first_column,
-        first_index,
-        row_indices,
-        golden,
-        -1 if width == 64 else (1 << width) - 1,
-        PAGE_SIZE=page_size,
-        HEAD_WORDS=head_words,
-        HEADER=_HEADER,
-        TOKENS=_TOKENS,
-        ROWS=_ROWS,
-        COLUMNS=min(_COLUMNS, triton.next_power_of_2(num_heads * head_words)),
-        num_warps=4,
-    )
+    def __init__(
+        self,
+        words: torch.Tensor,
+        *,
+        page_size: int,
+        page_words: int,
+        half_words: int,
+        first_word: int,
+        token_stride: int,
+        head_stride: int,
+        head_words: int,
+        num_rows: int,
+        num_heads: int,
+        first_column: int,
+        first_index: int,
+        row_indices: int,
+        golden: int,
+    ) -> None:
+        """Takes the words of the pool, integers of any width.
+
+        `first_word` is the place of the first of these heads in a half page, `first_column` that in a row of the whole
+        model. `Region` explains the others; `golden` is the constant as a signed number.
+        """
+        width, columns = 8 * words.element_size(), num_heads * head_words
+        self._words, self._programs_of_rows = words, cdiv(num_rows, _ROWS)
+        self._places = (
+            *(page_words, half_words, first_word, token_stride, head_stride, num_rows),
+            *(columns, first_column, first_index, row_indices, golden, -1 if width == 64 else (1 << width) - 1),
+            *(page_size, head_words, _HEADER, _TOKENS, _ROWS, min(_COLUMNS, triton.next_power_of_2(columns))),
+        )
+        self._launch = Relaunched(_token_digests, num_warps=4)
+
+    def add(self, numbers: torch.Tensor, num_tokens: int, first_offset: int) -> None:
+        """Adds the sum of word * factor * the token's factor, over tokens that follow each other, to the first number.
+
+        `numbers` [2 + pages] int64 are that sum, the number of the first token in its sequence, and the pages of the
+        tokens, in whose first it is at `first_offset`.
+        """
+        grid = cdiv(num_tokens, _TOKENS), self._programs_of_rows, 1
+        self._launch(grid, self._words, numbers, num_tokens, first_offset, *self._places)

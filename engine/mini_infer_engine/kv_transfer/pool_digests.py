@@ -9,8 +9,10 @@ ended.
 import ctypes
 import importlib
 import itertools
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,10 +32,14 @@ from mini_infer_engine.kv_transfer.token_digests import (
     token_factors,
     word_bytes_of,
 )
-from mini_infer_engine.kv_transfer.transport import Digest, KnownDigest, Progress
+from mini_infer_engine.kv_transfer.transport import BUSY_S, Digest, KnownDigest, Progress
 
 _TOKENS_AT_ONCE = 256
 """Tokens that are converted to another dtype at a time on a GPU."""
+_HEADER = 2
+"""Numbers before those of the pages on a GPU: the sum, and the number of the first token."""
+_MOST_KERNELS = 64
+"""Shares of heads whose kernels are kept ready for their next launch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,9 @@ class PoolDigests:
     def prepare(self) -> None:
         """Compiles the kernel of a GPU now: a transfer that waited for that would be late."""
         if self._memory.device == "cuda":
-            self.begin(Span([0], [], 0, 1), None)
+            digest = self.begin(Span([0], [], 0, 1), None)
+            while digest.progress() == "busy":
+                time.sleep(BUSY_S)
 
     def _open(self) -> "_HostWords | _DeviceWords":
         if self._words is None:
@@ -143,20 +151,57 @@ class _HostWords:
         return sums
 
 
+class _Numbers:
+    """The memory through which the numbers of one digest go to a GPU, and its sum comes back."""
+
+    def __init__(self, torch: Any, most_pages: int, device: Any) -> None:
+        sizes = _HEADER + most_pages
+        self._sent = torch.zeros(sizes, dtype=torch.int64, pin_memory=True)
+        self._array: np.ndarray = self._sent.numpy()
+        self.on_device = torch.empty(sizes, dtype=torch.int64, device=device)
+        """The sum, the number of the first token, and the pages."""
+        self._found = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+        self._read = torch.cuda.Event()
+
+    def send(self, tokens: _Tokens) -> None:
+        """Queues the copy of the numbers of tokens, with a sum of zero."""
+        count = _HEADER + len(tokens.pages)
+        self._array[1] = tokens.first_number
+        self._array[_HEADER:count] = tokens.pages
+        self.on_device[:count].copy_(self._sent[:count], non_blocking=True)
+
+    def read(self, stream: Any) -> None:
+        """Queues the copy of the sum to main memory, on the current stream."""
+        self._found.copy_(self.on_device[:1], non_blocking=True)
+        self._read.record(stream)
+
+    @property
+    def has_come(self) -> bool:
+        """True once the sum is in main memory, and nothing uses this memory any more."""
+        return bool(self._read.query())
+
+    @property
+    def total(self) -> int:
+        """The sum, once it has come."""
+        return int(self._found) % MODULUS
+
+
 class _DeviceDigest:
     """A digest that a GPU computes."""
 
-    def __init__(self, total: Any, has_ended: Callable[[], bool]) -> None:
-        self._total, self._has_ended = total, has_ended
-
-    @property
-    def value(self) -> int:
+    def __init__(self, numbers: _Numbers, free: list[_Numbers]) -> None:
+        """Takes the memory of its numbers, and where that goes once the digest is done."""
+        self._numbers, self._free = numbers, free
+        self._progress: Progress = "busy"
+        self.value = 0
         """The digest, once it is `done`."""
-        return int(self._total) % MODULUS
 
     def progress(self) -> Progress:
         """Returns the state without waiting."""
-        return "done" if self._has_ended() else "busy"
+        if self._progress == "busy" and self._numbers.has_come:
+            self._progress, self.value = "done", self._numbers.total
+            self._free.append(self._numbers)
+        return self._progress
 
 
 class _DeviceWords:
@@ -164,37 +209,44 @@ class _DeviceWords:
 
     def __init__(self, memory: KVMemory) -> None:
         self._torch = torch = importlib.import_module("torch")
-        self._kernel = importlib.import_module("mini_infer_engine.kernels.token_digests").token_digests
+        self._kernel = importlib.import_module("mini_infer_engine.kernels.token_digests").TokenSums
         self._layout, self._num_pages = memory.layout, memory.num_pages
         self._where = torch.device("cuda", memory.device_index)
         self._bytes = torch.as_tensor(DeviceBytes(memory), device=self._where)
         self._stream = torch.cuda.Stream(self._where, priority=-1)  # ahead of the prefill's kernels
+        self._free: list[_Numbers] = []
+        self._kernels = lru_cache(_MOST_KERNELS)(self._make_kernels)
 
     def digest(self, tokens: _Tokens, target: KVLayout, shares: Sequence[HeadShare], first_head: int) -> Digest:
         """Begins the digest of some heads of these tokens."""
-        # All that the kernel needs is in one small copy: a short digest takes as long as what the host does for it.
-        torch, numbers = self._torch, np.concatenate([(0, tokens.first_number), tokens.pages])
-        with torch.inference_mode(), torch.cuda.device(self._where), torch.cuda.stream(self._stream):
-            on_device = torch.from_numpy(numbers).pin_memory().to(self._where, non_blocking=True)
-            add = self._add if self._layout.dtype == target.dtype else self._add_converted
+        # A short digest takes as long as what the host does for it: two small copies through memory that is there
+        # already, and a launch for each share.
+        ours = self._layout
+        with self._torch.inference_mode(), self._torch.cuda.stream(self._stream):
+            numbers = self._numbers_for(len(tokens.pages))
+            numbers.send(tokens)
             for share in shares:
-                add(on_device, tokens, target, share, first_head)
-            found = torch.empty(1, dtype=torch.int64, pin_memory=True)
-            found.copy_(on_device[:1], non_blocking=True)
-            event = torch.cuda.Event()
-            event.record(self._stream)
-        return _DeviceDigest(found, lambda: bool(event.query()))
+                if ours.dtype == target.dtype:
+                    for kernel in self._kernels(word_bytes_of(target), share, first_head):
+                        kernel.add(numbers.on_device, tokens.count, tokens.first_offset)
+                else:
+                    self._add_converted(numbers.on_device, tokens, target, share, first_head)
+            numbers.read(self._stream)
+        return _DeviceDigest(numbers, self._free)
 
-    def _add(self, numbers: Any, tokens: _Tokens, target: KVLayout, share: HeadShare, first_head: int) -> None:
-        """Adds the sum of some heads of these tokens to the first number."""
+    def _numbers_for(self, num_pages: int) -> _Numbers:
+        """Returns memory for so many pages that no digest under way uses."""
+        if self._free and num_pages <= self._num_pages:
+            return self._free.pop()
+        return _Numbers(self._torch, max(num_pages, self._num_pages), self._where)
+
+    def _make_kernels(self, word_bytes: int, share: HeadShare, first_head: int) -> list[Any]:
+        """Returns the kernels that add up some heads of tokens, one for each region of the pool."""
         torch, layout = self._torch, self._layout
         kinds = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
-        for region in regions(layout, layout.total_heads, word_bytes_of(target)):
+        return [
             self._kernel(
                 self._bytes.view(kinds[region.word_bytes]),
-                numbers,
-                num_tokens=tokens.count,
-                first_offset=tokens.first_offset,
                 page_size=layout.page_size,
                 page_words=layout.page_bytes // region.word_bytes,
                 half_words=layout.half_bytes // region.word_bytes,
@@ -209,6 +261,8 @@ class _DeviceWords:
                 row_indices=region.row_indices,
                 golden=GOLDEN - MODULUS,
             )
+            for region in regions(layout, layout.total_heads, word_bytes)
+        ]
 
     def _add_converted(
         self, numbers: Any, tokens: _Tokens, target: KVLayout, share: HeadShare, first_head: int
