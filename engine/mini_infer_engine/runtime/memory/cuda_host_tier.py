@@ -26,7 +26,7 @@ from mini_infer_engine.runtime.memory.piece_copies import PieceCopies, Pieces
 
 _BUFFERS = 2
 """Batches of pages that a codec has rows for."""
-_LEAST_FOLLOWED_S = 0.0005
+_LEAST_FOLLOWED_S = 0.0003
 """Seconds of a load of which less is saved than it costs the host to copy it in several pieces."""
 
 
