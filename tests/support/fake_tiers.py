@@ -182,6 +182,7 @@ class FakeDisk:
     draw: random.Random
     latency_s: float = 0.0
     bytes_per_s: float = 1e15
+    fault: str = ""
     pages: dict[int, Cells] = field(default_factory=dict)
     records: dict[int, PageRecord] = field(default_factory=dict)
     error: str = ""

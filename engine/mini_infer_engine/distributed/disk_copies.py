@@ -43,6 +43,8 @@ class DiskReport(msgspec.Struct, frozen=True):
     """True in the first report."""
     error: str = ""
     """The reason why the disk could not be opened."""
+    errno: int | None = None
+    """The error of the operating system, if that was the reason."""
     ended: list[DiskMoved] = []
     recovered: list[bytes] = []
     dropped: list[bytes] = []
@@ -78,7 +80,7 @@ class GroupDiskMemory:
         """Wraps the first rank's own disk. `send` reaches all other ranks, which answer to the PULL socket."""
         self._local, self._num_others, self._send, self._reports = local, num_ranks - 1, send, reports
         self.capacity_bytes = local.capacity_bytes
-        self.latency_s, self.bytes_per_s = local.latency_s, local.bytes_per_s
+        self.latency_s, self.bytes_per_s, self.fault = local.latency_s, local.bytes_per_s, local.fault
         self._parts: dict[int, dict[int, DiskMoved]] = {}
         """The parts that have ended of copies under way, by ticket and rank."""
         self._names: dict[int, bytes] = {}
@@ -93,7 +95,9 @@ class GroupDiskMemory:
         self._dropped: list[int] = []
 
     def open(self, command: OpenDisk, lost: Callable[[], str]) -> None:
-        """Has all other ranks open their folders. Raises ValueError if one cannot, or none answers in time."""
+        """Has all other ranks open their folders. Raises OSError if one cannot for an error of the operating
+        system, and ValueError for another reason or if none answers in time.
+        """
         self._send(command)
         waiting, end_s = set(range(1, self._num_others + 1)), time.monotonic() + _OPEN_S
         while waiting:
@@ -102,6 +106,8 @@ class GroupDiskMemory:
                     raise ValueError(f"--kv-disk-path: ranks {sorted(waiting)} do not answer: {lost() or 'too late'}")
                 continue
             report = _decode(self._reports.recv())
+            if report.errno is not None:
+                raise OSError(report.errno, report.error)
             if report.error:
                 raise ValueError(report.error)
             waiting -= {report.rank} if report.is_open else set()
@@ -234,7 +240,10 @@ class RankDisk:
             self._store = DiskStore(
                 folder, command.capacity_bytes, memory.page_bytes, command.page_tokens, memory.page_memory
             )
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            reason = f"rank {self._rank}: {error.filename or path}: {error.strerror or error}"
+            self._send(DiskReport(self._rank, error=reason, errno=error.errno or 0))
+        except ValueError as error:
             self._send(DiskReport(self._rank, error=f"--kv-disk-path {command.path}: rank {self._rank}: {error}"))
         else:
             self._send(DiskReport(self._rank, is_open=True))
@@ -291,7 +300,7 @@ class RankDisk:
         dropped = [name for location in self._store.take_dropped() if (name := self._forget(location)) is not None]
         if ended or recovered or dropped:
             first = slice(0, _MOST_NAMES)
-            self._send(DiskReport(self._rank, False, "", ended, recovered[first], dropped[first]))
+            self._send(DiskReport(self._rank, ended=ended, recovered=recovered[first], dropped=dropped[first]))
             for begin in range(_MOST_NAMES, max(len(recovered), len(dropped)), _MOST_NAMES):
                 some = slice(begin, begin + _MOST_NAMES)
                 self._send(DiskReport(self._rank, recovered=recovered[some], dropped=dropped[some]))

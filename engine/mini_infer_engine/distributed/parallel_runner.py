@@ -345,7 +345,7 @@ class ParallelRunner:
         return self.ranks.open_transport(choice, engine_id, self.kv_memory())
 
     def spread_disk(self, local: DiskStore, identity: str) -> GroupDiskMemory:
-        """Opens the disks of all ranks beside this one's. Raises ValueError if one cannot be opened."""
+        """Opens the disks of all ranks beside this one's. Raises OSError or ValueError if one cannot be opened."""
         disk = GroupDiskMemory(local, self.ranks.size, self.ranks.send, self.ranks.disks)
         command = step_messages.OpenDisk(str(local.path), identity, local.capacity_bytes, self.page_size)
         disk.open(command, lambda: self.ranks.watch.lost)

@@ -30,9 +30,13 @@ class DiskFolder:
                 break
         else:
             raise OSError(f"{_MOST_ENGINES} engines use it already")
-        if _identity(self.path) != identity.encode():
-            _empty(self.path)
-            (self.path / "identity").write_bytes(identity.encode())
+        try:
+            if _identity(self.path) != identity.encode():
+                _empty(self.path)
+                (self.path / "identity").write_bytes(identity.encode())
+        except OSError:
+            self.release()
+            raise
         for folder in known:
             if folder not in own and folder != self.path and (lock := _lock(folder)) is not None:
                 _empty(folder)

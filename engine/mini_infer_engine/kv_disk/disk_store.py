@@ -50,6 +50,7 @@ class DiskStore:
 
     latency_s = 0.002
     bytes_per_s = 1e9
+    fault = ""
 
     def __init__(
         self,

@@ -1,5 +1,6 @@
 """Blocks on the disks of several ranks: each writes its part, and a page is there only if every part of it is."""
 
+import errno
 import mmap
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from mini_infer_engine import LLM
 from mini_infer_engine.core.kv_tiers.page_record import PageRecord
 from mini_infer_engine.core.kv_tiers.tier_memory import DiskMoved
 from mini_infer_engine.core.prefix_cache import Block
+from mini_infer_engine.distributed import disk_copies
 from mini_infer_engine.distributed.disk_copies import GroupDiskMemory, RankDisk, joined
 from mini_infer_engine.distributed.step_messages import (
     ClearDisk,
@@ -194,8 +196,22 @@ def test_nothing_is_found_when_all_was_cleared(group: Group) -> None:
 def test_start_is_refused_when_a_rank_cannot_open_its_folder(tmp_path: Path) -> None:
     (tmp_path / "engine-0").mkdir()
     (tmp_path / "engine-0" / "rank-1").write_text("no folder")
-    with pytest.raises(ValueError, match=r"--kv-disk-path .*rank 1"):
+    with pytest.raises(NotADirectoryError, match="rank 1"):
         Group(tmp_path, "inproc://disks-refused")
+
+
+def test_the_error_is_the_systems_when_a_rank_has_a_failed_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FailingFolder:
+        def __init__(self, path: Path, identity: str) -> None:
+            del identity
+            raise OSError(errno.EIO, "the reason", str(path))
+
+    monkeypatch.setattr(disk_copies, "DiskFolder", FailingFolder)
+    with pytest.raises(OSError, match="rank 1") as failed:
+        Group(tmp_path, "inproc://disks-failed")
+    assert failed.value.errno == errno.EIO
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """Conversations whose blocks were in main memory or on a disk go on with the same texts, on the demo model."""
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from mini_infer_engine import LLM, RequestOutput, SamplingParams
 from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.kv_disk.disk_folder import DiskFolder
 from tests.support.tiny_models import DEEPSEEK, GEMMA4_INPUTS, save_tiny_model
 
 TOPICS = [
@@ -72,6 +74,25 @@ def test_texts_are_the_same_when_blocks_come_back_from_main_memory_and_a_disk(tm
     again._engine._tiers._copies.disk.join_recovery()  # type: ignore[union-attr]  # it has a disk
     assert texts(rounds(again, computes_slowly=True)) == expected
     assert again._engine.stats().kv_tiers.tiers["disk"].hit_tokens > 200
+
+
+def test_serving_goes_on_without_the_disk_when_it_is_full_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    llm = open_llm(kv_cache_memory=POOL, kv_host_memory="100MB", kv_disk_path=str(tmp_path), kv_disk_size="200MB")
+    assert llm.generate(TOPICS[:1], SamplingParams(max_tokens=1), use_tqdm=False)
+    write_behind(llm)
+    tiers = llm._engine.stats().kv_tiers.tiers
+    assert (tiers["host"].is_on, tiers["host"].errors) == (True, 0)
+    assert (tiers["disk"].is_on, tiers["disk"].errors, tiers["disk"].capacity_bytes) == (False, 1, 0)
+    monkeypatch.undo()
+    folder = DiskFolder(tmp_path, "another")
+    assert folder.path.name == "engine-0", "it is locked no more"
+    folder.release()
 
 
 @pytest.mark.parametrize(

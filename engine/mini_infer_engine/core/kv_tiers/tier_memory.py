@@ -130,6 +130,8 @@ class DiskMemory(Protocol):
     latency_s: float
     bytes_per_s: float
     """Estimated latency and speed of reads, until some are measured."""
+    fault: str
+    """The reason why nothing can be written or read from the start on; empty if there is none."""
 
     @property
     def used_bytes(self) -> int:

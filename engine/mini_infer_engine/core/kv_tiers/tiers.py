@@ -67,6 +67,8 @@ class KVTiers:
         else:
             disk_s = bytes_per_token * (1 / disk.bytes_per_s + 1 / host.bytes_per_s)
             self._disk_tier.cost = CopyCost(disk.latency_s, disk_s)
+            if disk.fault:
+                self._disk_tier.failed(disk.fault)
         self._is_shared = shared is not None
         if shared is None:
             shared = HostIndex(host.num_pages, page_size, record_events=record_events)
