@@ -8,6 +8,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
+from mini_infer_operator.resource.kv_rules import SERVICE_KV_RULES
 from mini_infer_operator.resource.not_yet import NOT_YET
 from mini_infer_operator.resource.reserved import LONGEST_NAME, LONGEST_NAME_OVER_NODES, ROLES
 from mini_infer_operator.resource.rules import ApiModel, Rule
@@ -56,6 +57,7 @@ class InferenceService(ApiModel):
                 or all(role.parallelism is None or (role.parallelism.nodes or 1) == 1 for role in s.roles.values())
             ),
         ),
+        *SERVICE_KV_RULES,
         *NOT_YET,
     )
     api_version: Literal["serving.mini-infer.io/v1alpha1"]

@@ -19,6 +19,7 @@ from mini_infer_operator.resource.devices import (
 )
 from mini_infer_operator.resource.environment import EnvironmentFrom, EnvironmentVariable, ObjectReference
 from mini_infer_operator.resource.kv_cache import KvCache
+from mini_infer_operator.resource.kv_rules import ENGINE_KV_RULES
 from mini_infer_operator.resource.pairs import PAIRS
 from mini_infer_operator.resource.parallelism import Parallelism
 from mini_infer_operator.resource.quantity import (
@@ -361,6 +362,7 @@ class EngineSpec(_EngineFields):
             "flash-attn does not read a quantised kvCacheDtype: leave attentionBackend or kvCacheDtype out",
             lambda e: e.kv_cache_dtype in (None, "auto") or e.attention_backend != "flash",
         ),
+        *ENGINE_KV_RULES,
         Rule(
             f"!has(self.extraArgs) || self.extraArgs.all(a, !a.matches('{_RESERVED_FLAG_PATTERN}'))",
             "extraArgs must not hold --model, --revision, --served-model-name (write spec.model), --drain-timeout "

@@ -61,7 +61,7 @@ def test_every_crd_field_has_a_description() -> None:
 
 def test_the_crd_fits_into_an_annotation() -> None:
     """`kubectl apply` keeps it in an annotation, as JSON without spaces, and all annotations are 256 KB at most."""
-    assert len(json.dumps(custom_resource_definition(), separators=(",", ":"))) < 200_000
+    assert len(json.dumps(custom_resource_definition(), separators=(",", ":"))) < 210_000
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[str(example["change"])[:100] for example in EXAMPLES])
