@@ -340,6 +340,34 @@ ENGINES = Dashboard(
                     description="Pages that came back with other bytes and were computed again. After three the tier "
                     "is off.",
                 ),
+                Panel(
+                    "Room in use",
+                    (
+                        (
+                            "{{pod}} {{tier}}",
+                            f"max by (pod, tier) (mini_infer_engine_kv_tier_bytes{{{ENGINE}}})"
+                            f" / max by (pod, tier) (mini_infer_engine_kv_tier_capacity_bytes{{{ENGINE}}})",
+                        ),
+                    ),
+                    "percentunit",
+                ),
+                Panel(
+                    "Bytes copied",
+                    (
+                        (
+                            "{{tier}} {{direction}}",
+                            rate("mini_infer_engine_kv_tier_moved_bytes_total", ENGINE, "tier, direction"),
+                        ),
+                    ),
+                    "Bps",
+                    description="A second: load is towards the device, store away from it.",
+                ),
+                Panel(
+                    "Tiers that are off",
+                    (("{{pod}} {{tier}}", f"max by (pod, tier) (1 - mini_infer_engine_kv_tier_on{{{ENGINE}}})"),),
+                    description="1 after three digest mismatches, an I/O error or a full disk, until the engine is "
+                    "started anew. The engine's log has the reason.",
+                ),
             ),
         ),
     ),
