@@ -54,6 +54,8 @@ class EvictionOrder:
         self._num_kept = 0
         """Number of leases after those without pages were dropped last."""
         self.now_s = 0.0
+        self.num_left = 0
+        """Pages that were reused, or got a user, or another place in the order since the start."""
 
     def __len__(self) -> int:
         return len(self._done) + len(self._plain) + self._num_leased
@@ -86,6 +88,7 @@ class EvictionOrder:
         """Removes a page that gets a user. Its lease ends with that, as its session has returned."""
         if page in self._plain:  # it has no lease
             del self._plain[page]
+            self.num_left += 1
             return
         self.suspend(page)
         if (lease := self._lease_of.pop(page, None)) is not None:
@@ -93,6 +96,7 @@ class EvictionOrder:
 
     def suspend(self, page: int) -> None:
         """Removes a page that gets a user who copies it elsewhere. Its lease stays."""
+        self.num_left += 1
         if page in self._plain:
             del self._plain[page]
         elif page in self._done:
@@ -106,6 +110,7 @@ class EvictionOrder:
         assert not last, "pages are reused from the front"
         for pages in (self._done, self._plain):
             if pages:
+                self.num_left += 1
                 return pages.popitem(last=False)
         page = next(iter(self), None)
         if page is None:
@@ -118,6 +123,7 @@ class EvictionOrder:
         lease = self._lease_of.get(page)
         pages = lease.unused if lease is not None else self._done if page in self._done else self._plain
         pages.move_to_end(page, last=last)
+        self.num_left += 1
 
     @property
     def has_leases(self) -> bool:
@@ -195,6 +201,7 @@ class EvictionOrder:
             for page in lease.members:
                 del self._lease_of[page]
             self._num_leased -= len(lease.unused)
+            self.num_left += len(lease.unused)
             self._plain.update(lease.unused)
 
     def _drop_empty(self) -> None:

@@ -50,6 +50,18 @@ class PageAllocator:
         return len(self._cached)
 
     @property
+    def num_taken(self) -> int:
+        """Pages that were no longer cached, as they were reused or hit, or got another place in the order of eviction,
+        since the start.
+        """
+        return self._cached.num_left
+
+    @property
+    def has_leases(self) -> bool:
+        """True if some cached pages are reused in another order than that of their last use."""
+        return self._cached.has_leases
+
+    @property
     def usage(self) -> float:
         """Share of the pages in use, 0 to 1."""
         return 1 - self.num_free / self.num_pages

@@ -43,6 +43,11 @@ class StateCheckpoints:
         return self._store.num_pages
 
     @property
+    def num_taken(self) -> int:
+        """Slots whose checkpoints got a user, or were evicted, since the start."""
+        return self._store.num_taken
+
+    @property
     def num_free(self) -> int:
         """Slots that `reserve` can return."""
         return self._store.num_free

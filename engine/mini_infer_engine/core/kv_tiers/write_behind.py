@@ -94,7 +94,10 @@ class WriteBehind:
             cache.whole_pages = deque(maxlen=cache.pool.num_pages)
         self.writing: set[int] = set()
         """Pages of main memory that are being written to the disk."""
-        self._scanned_device: tuple[object, ...] | None = None
+        self._stored_until = 0
+        """The number of pages that leave the device's cached ones before one does that may not be in main memory."""
+        self._seen_device: tuple[object, ...] | None = None
+        self._seen_states: tuple[object, ...] | None = None
         self._scanned_host: tuple[int, bool] | None = None
         """The states of the caches when all pages in the window were in the next tier already."""
         self._unwritable: set[bytes] = set()
@@ -105,6 +108,7 @@ class WriteBehind:
     def forget(self) -> None:
         """Forgets what is being copied: its contents cannot be relied on."""
         self._generation += 1
+        self._stored_until, self._seen_device, self._seen_states = 0, None, None
 
     def run(self, *, is_idle: bool) -> bool:
         """Requests the next copies. Returns False if there is nothing to write behind."""
@@ -129,6 +133,8 @@ class WriteBehind:
         unused = for_pages[len(moves) :]
         host.release_all(unused)
         targets = targets[: len(targets) - len(unused)]
+        if len(targets) < wanted:
+            self._stored_until, self._seen_device = 0, None
         if not targets:
             return False
         parts = [tuple(for_states[place * size : (place + 1) * size]) for place in range(num_states)]
@@ -142,23 +148,39 @@ class WriteBehind:
 
     def _find(self, most: int, *, is_idle: bool) -> _Found:
         """Returns what is to be stored next, in up to `most` pages of main memory: first what will be evicted soon."""
-        pool, pages = self._cache.pool, dict[int, list[Block]]()
-        state = (pool.num_cached, pool.least_recently_used(1), *self._state_of_checkpoints(), is_idle)
-        is_new = state != self._scanned_device
-        states = self._find_states(most, is_idle=is_idle) if is_new else []
+        states = self._find_states(most, is_idle=is_idle)
         limit = min(self._stored_at_once, most - len(states) * self._copies.host.pages_per_state)
-        if is_new:
-            count = window(pool.num_pages, self._host.num_pages, self._host.num_blank, is_idle=is_idle)
-            for page in pool.least_recently_used(count):
-                if len(pages) >= limit:
-                    break
-                self._add(pages, page)
-            if not pages and not states:
-                self._scanned_device = state
+        pages = self._find_cached(limit, is_idle=is_idle)
         whole = self._cache.whole_pages
         while whole and len(pages) < limit:
             self._add(pages, whole.popleft())
         return _Found(list(pages.items()), states)
+
+    def _find_cached(self, limit: int, *, is_idle: bool) -> dict[int, list[Block]]:
+        """Returns up to `limit` pages of those that will be evicted soon. Blank pages are allocated before them.
+
+        Where the order of eviction is that of use, nothing is looked at again before a fourth of the pages in the
+        window have left it.
+        """
+        pool, pages = self._cache.pool, dict[int, list[Block]]()
+        count = window(pool.num_pages, self._host.num_pages, self._host.num_blank, is_idle=is_idle)
+        if not is_idle:
+            count -= pool.num_blank
+        if count <= 0:
+            return pages
+        state = (pool.num_cached, pool.num_taken, is_idle)
+        if pool.has_leases:
+            is_known = state == self._seen_device
+        else:
+            is_known = self._stored_until - pool.num_taken >= min(pool.num_cached, count - count // 4)
+        if is_known:
+            return pages
+        for page in pool.least_recently_used(count):
+            if len(pages) >= limit:
+                return pages
+            self._add(pages, page)
+        self._stored_until, self._seen_device = pool.num_taken + min(count, pool.num_cached), state
+        return pages
 
     def _add(self, pages: dict[int, list[Block]], page: int) -> None:
         """Adds a page that is whole, not in main memory and not on its way there."""
@@ -166,17 +188,15 @@ class WriteBehind:
         if blocks is not None and page not in self._sources and page_key(blocks) not in self._host:
             pages[page] = blocks
 
-    def _state_of_checkpoints(self) -> tuple[object, ...]:
-        if self._checkpoints is None:
-            return ()
-        return len(self._checkpoints), self._checkpoints.num_free, tuple(self._checkpoints.least_recently_used(1))
-
     def _find_states(self, most_pages: int, *, is_idle: bool) -> list[Checkpoint]:
         """Returns checkpoints that are to be stored in up to `most_pages` pages, but no more than half of those that
         are copied at once: pages wait behind them.
         """
         checkpoints, size, host = self._checkpoints, self._copies.host.pages_per_state, self._host
         if checkpoints is None or not size:
+            return []
+        state = (len(checkpoints), checkpoints.num_free, checkpoints.num_taken, host.num_changes, is_idle)
+        if state == self._seen_states:
             return []
         count = window(checkpoints.num_slots, host.num_pages // size, host.num_blank // size, is_idle=is_idle)
         limit = min(max(1, self._stored_at_once // 2 // size), most_pages // size)
@@ -186,6 +206,8 @@ class WriteBehind:
                 break
             if checkpoint.slot not in self._states and not self._is_stored(checkpoint.key):
                 found.append(checkpoint)
+        if not found:
+            self._seen_states = state
         return found
 
     def _is_stored(self, key: bytes) -> bool:

@@ -6,7 +6,9 @@ import pytest
 
 from mini_infer_contract.events import MEDIUM_DISK, MEDIUM_GPU, MEDIUM_HOST, BlockRemoved, BlockStored
 from mini_infer_engine.core.engine import Engine
+from mini_infer_engine.core.kv_tiers.page_record import page_key
 from mini_infer_engine.core.kv_tiers.write_behind import stored_at_once, stores_all, window
+from mini_infer_engine.core.prefix_cache import PrefixCache
 from mini_infer_engine.core.request import CachedTokens, Output, Request, SamplingParams
 from tests.support.engine_world import make_engine
 from tests.support.fake_runner import FakeRunner, expected_tokens
@@ -97,6 +99,48 @@ def test_prefix_is_computed_when_copying_costs_more() -> None:
     assert cached(run(engine, PROMPT, "again")) == CachedTokens()
     assert engine.stats().kv_tiers.tiers["host"].declined_tokens == 144
     assert runner.host_memory.num_loads == 0
+
+
+def serve(engine: Engine, prompt: list[int], name: str) -> None:
+    """Serves a prompt alone. Nothing is written behind after its last step."""
+    sampling = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    engine.add(Request(request_id=name, prompt_token_ids=prompt, sampling=sampling))
+    while engine.has_work:
+        engine.step()
+
+
+def test_nothing_is_stored_while_blank_pages_are_left_for_what_runs() -> None:
+    engine, _ = make_engine(80, 16, LENGTH, num_tier_pages=(100, 0), draw=_Eager(0))
+    for number in range(5):  # ten whole pages each
+        serve(engine, [5 + number] * 160, f"{number}")
+    assert engine.stats().kv_tiers.tiers["host"].blocks == 0
+    while engine.write_behind():
+        pass
+    assert engine.stats().kv_tiers.tiers["host"].blocks == 50, "what an idle engine has is stored all the same"
+
+
+@pytest.mark.parametrize("leases", [False, True])
+def test_every_page_is_stored_before_it_is_evicted_under_load(leases: bool) -> None:
+    engine, _ = make_engine(64, 16, LENGTH, num_tier_pages=(100, 0), draw=_Eager(0))
+    cache, host = engine.scheduler.kv_cache.cache, engine._tiers._host  # type: ignore[union-attr]  # it has tiers
+    assert isinstance(cache, PrefixCache)
+    evict, lost = cache.evict, []
+
+    def checked(page: int) -> None:
+        blocks = cache.whole_page(page)
+        if blocks is not None and page_key(blocks) not in host:
+            lost.append(page)
+        evict(page)
+
+    cache.evict = checked  # type: ignore[method-assign]
+    dice = random.Random(0)
+    for number in range(60):
+        if leases and number == 20:
+            cache.pool.lease(cache.pool.least_recently_used(20), 1e9, is_pinned=False)
+            engine._tiers.write_behind()  # others are evicted first from now on
+        known = 16 * dice.randrange(3)
+        serve(engine, [3] * known + [5 + number] * (160 - known), f"{number}")
+    assert not lost
 
 
 def test_tokens_are_computed_when_a_page_comes_back_changed() -> None:
