@@ -128,7 +128,7 @@ class EvictionOrder:
     @property
     def has_leases(self) -> bool:
         """True if some pages have leases, or are those of a session that will not return."""
-        return bool(self._lease_of or self._marked_done)
+        return bool(self._lease_of or self._marked_done or self._done)
 
     def num_before(self, until_s: float) -> int:
         """Returns the number of pages that are reused before any whose lease ends by `until_s` or is pinned."""

@@ -202,10 +202,11 @@ class PageAllocator:
 
     def unpin(self, pages: Sequence[int]) -> None:
         """Removes the user that `pin` added from each of these pages. The last page is the first to be reused."""
-        self._pins.subtract(pages)
+        pins = self._pins
         for page in pages:
-            if not self._pins[page]:
-                del self._pins[page]
+            pins[page] -= 1
+            if not pins[page]:
+                del pins[page]
         self.release_all(reversed(pages))
 
     @property

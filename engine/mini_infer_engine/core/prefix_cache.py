@@ -160,8 +160,9 @@ class PrefixCache:
     def _add_to_page(self, block: Block, page: int) -> None:
         """Registers a copy of a block."""
         block.pages.append(page)
-        self._in_page[page].append(block)
-        if self.whole_pages is not None and self.whole_page(page) is not None:
+        blocks = self._in_page[page]
+        blocks.append(block)
+        if self.whole_pages is not None and len(blocks) == self._blocks_per_page:
             self.whole_pages.append(page)
 
     def pages_of(self, keys: Items[bytes]) -> list[int]:
@@ -227,13 +228,7 @@ class PrefixCache:
     def take_events(self) -> list[KVEvent]:
         """Returns the changes since the last call, in order."""
         changes, self._changes = self._changes, []
-        events: list[KVEvent] = []
-        for are_stored, group in groupby(changes, lambda change: isinstance(change, Block)):
-            if are_stored:
-                events += chains(cast("Iterable[Block]", group))
-            else:
-                events += [block_removed(keys) for keys in cast("Iterable[list[bytes]]", group)]
-        return events
+        return events_of(changes)
 
     def snapshot(self) -> list[BlockStored]:
         """Returns all blocks that are cached now, parents before children (a parent always outlives its children)."""
@@ -282,6 +277,17 @@ class NoPrefixCache:
     def snapshot(self) -> list[BlockStored]:
         """Returns no blocks."""
         return []
+
+
+def events_of(changes: Iterable[Block | list[bytes]], medium: str = MEDIUM_GPU) -> list[KVEvent]:
+    """Returns the events of a medium's changes, in order: blocks that were stored, or keys that went together."""
+    events: list[KVEvent] = []
+    for are_stored, group in groupby(changes, lambda change: isinstance(change, Block)):
+        if are_stored:
+            events += chains(cast("Iterable[Block]", group), medium)
+        else:
+            events += [block_removed(keys, medium) for keys in cast("Iterable[list[bytes]]", group)]
+    return events
 
 
 def chains(blocks: Iterable[Block], medium: str = MEDIUM_GPU) -> list[BlockStored]:

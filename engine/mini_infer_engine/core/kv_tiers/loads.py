@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -36,8 +37,7 @@ _WAIT_S = 1.0
 """Seconds between two looks at copies that a committed pass has followed."""
 
 
-@dataclass(slots=True, frozen=True)
-class TierPage:
+class TierPage(NamedTuple):
     """A page that a tier has for a waiting sequence."""
 
     tier: Tier
@@ -375,8 +375,10 @@ class Loads:
     def _end(self, load: _Load, num_valid: int) -> None:
         """Ends a load of which so many pages can be used, or none if its state cannot be."""
         self._under_way.remove(load)
-        self._keys.subtract(load.keys)
-        self._keys = +self._keys
+        for each in load.keys:
+            self._keys[each] -= 1
+            if not self._keys[each]:
+                del self._keys[each]
         self._host.release_all(reversed(load.host_pages))
         self._pool.unpin(load.targets)
         sequence, checkpoint = load.sequence, load.checkpoint

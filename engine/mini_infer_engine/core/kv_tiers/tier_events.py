@@ -1,11 +1,10 @@
 """Records which pages came to a tier and left it, as KV events of its medium."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from mini_infer_contract.events import BlockStored, KVEvent, block_removed
+from mini_infer_contract.events import BlockStored, KVEvent
 from mini_infer_engine.core.kv_tiers.page_record import PageRecord
-from mini_infer_engine.core.prefix_cache import Block, chains
+from mini_infer_engine.core.prefix_cache import Block, chains, events_of
 
 
 class TierEvents:
@@ -20,19 +19,21 @@ class TierEvents:
         self._are_recorded = are_recorded
         self.num_pages = 0
         """Pages in the tier whose blocks others hear of."""
-        self._counts: Counter[bytes] = Counter()
+        self._counts: dict[bytes, int] = {}
         """The number of pages that have a block, by its key."""
-        self._changes: list[list[Block] | list[bytes]] = []
-        """Blocks that came, or keys of blocks that went."""
+        self._changes: list[Block | list[bytes]] = []
+        """Blocks that came, or keys of blocks that went together."""
 
     def stored(self, record: PageRecord) -> None:
         """Records that a page came. Parts of a recurrent state have no blocks to report."""
         self.num_pages += record.is_reported
-        if self._are_recorded and record.is_reported:
-            new = [block for block in record.blocks if not self._counts[block.key]]
-            self._counts.update(block.key for block in record.blocks)
-            if new:
-                self._changes.append(new)
+        if not self._are_recorded or not record.is_reported:
+            return
+        counts = self._counts
+        for block in record.blocks:
+            count = counts[block.key] = counts.get(block.key, 0) + 1
+            if count == 1:
+                self._changes.append(block)
 
     def removed(self, record: PageRecord) -> None:
         """Records that a page went."""
@@ -51,13 +52,7 @@ class TierEvents:
     def take(self) -> list[KVEvent]:
         """Returns the changes since the last call, in order."""
         changes, self._changes = self._changes, []
-        events: list[KVEvent] = []
-        for change in changes:
-            if isinstance(change[0], Block):
-                events += chains(change, self.medium)
-            else:
-                events.append(block_removed(change, self.medium))
-        return events
+        return events_of(changes, self.medium) if changes else []
 
     def snapshot(self, records: Iterable[PageRecord]) -> list[BlockStored]:
         """Returns these pages as events, parents before those of their children that are among them."""

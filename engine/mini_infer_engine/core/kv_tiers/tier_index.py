@@ -74,8 +74,9 @@ class HostIndex:
     def add_all(self, contents: Sequence[tuple[int, PageRecord]]) -> None:
         """Registers the contents of pages that are in use, unless they are in another page already."""
         for page, record in contents:
-            if record.key not in self._pages:
-                self._pages[record.key] = page
+            key = record.key
+            if key not in self._pages:
+                self._pages[key] = page
                 self._records[page] = record
                 self.num_changes += 1
                 self.events.stored(record)

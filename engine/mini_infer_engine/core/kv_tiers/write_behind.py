@@ -96,6 +96,8 @@ class WriteBehind:
         """Pages of main memory that are being written to the disk."""
         self._stored_until = 0
         """The number of pages that leave the device's cached ones before one does that may not be in main memory."""
+        self._num_evicted = 0
+        """Pages that main memory had evicted when that number was set."""
         self._seen_device: tuple[object, ...] | None = None
         self._seen_states: tuple[object, ...] | None = None
         self._scanned_host: tuple[int, bool] | None = None
@@ -160,26 +162,27 @@ class WriteBehind:
         """Returns up to `limit` pages of those that will be evicted soon. Blank pages are allocated before them.
 
         Where the order of eviction is that of use, nothing is looked at again before a fourth of the pages in the
-        window have left it.
+        window have left it; then only what is new in it, unless main memory has evicted something.
         """
-        pool, pages = self._cache.pool, dict[int, list[Block]]()
-        count = window(pool.num_pages, self._host.num_pages, self._host.num_blank, is_idle=is_idle)
+        pool, host, pages = self._cache.pool, self._host, dict[int, list[Block]]()
+        count = window(pool.num_pages, host.num_pages, host.num_blank, is_idle=is_idle)
         if not is_idle:
             count -= pool.num_blank
         if count <= 0:
             return pages
-        state = (pool.num_cached, pool.num_taken, is_idle)
-        if pool.has_leases:
-            is_known = state == self._seen_device
-        else:
-            is_known = self._stored_until - pool.num_taken >= min(pool.num_cached, count - count // 4)
-        if is_known:
+        num_cached, num_taken = pool.num_cached, pool.num_taken
+        state, num_evicted = (num_cached, num_taken, is_idle), (host.num_changes - len(host)) // 2
+        num_stored = max(0, self._stored_until - num_taken)
+        if state == self._seen_device if pool.has_leases else num_stored >= min(num_cached, count - count // 4):
             return pages
-        for page in pool.least_recently_used(count):
+        if pool.has_leases or num_evicted != self._num_evicted:
+            num_stored = 0
+        for page in pool.least_recently_used(count)[num_stored:]:
             if len(pages) >= limit:
                 return pages
             self._add(pages, page)
-        self._stored_until, self._seen_device = pool.num_taken + min(count, pool.num_cached), state
+        self._stored_until, self._seen_device = num_taken + min(count, num_cached), state
+        self._num_evicted = num_evicted
         return pages
 
     def _add(self, pages: dict[int, list[Block]], page: int) -> None:
