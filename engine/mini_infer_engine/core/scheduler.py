@@ -39,6 +39,9 @@ MAX_SKIPPED = 8
 HASHED_AHEAD = 512
 """Tokens of prompts in transfer whose keys are hashed in one step: about 0.1 ms."""
 
+MAX_OVERTAKEN = 1
+"""Most later sequences that overtake one which lacks pages. With tiers below the device what they evict comes back."""
+
 MAX_FORECAST = 128
 """Prompts that are looked at one by one when a latency target is predicted: some 0.5 ms."""
 MAX_REFUSED = 32
@@ -85,7 +88,6 @@ class Scheduler:
         self._token_budget = token_budget
         self._chunk_limit = max(chunk_limit, chunk_alignment)
         self._chunk_alignment = chunk_alignment
-        self._refused: tuple[Sequence, int, int] | None = None
         self._compacting: list[Step] = []
         """Launched passes after whose commit pages of compacted sequences are free."""
         self._pipeline = PipelineSchedule(num_stages) if num_stages > 1 else NoPipelineTurns()
@@ -396,19 +398,26 @@ class Scheduler:
                     self._plan_chunk(plan, sequence)
 
     def _plan_admissions(self, plan: PassPlan) -> None:
-        """Admits waiting sequences in order. None overtakes one that lacks pages, or long ones would starve.
+        """Admits waiting sequences in order. At most `MAX_OVERTAKEN` overtake one that lacks pages: long ones would
+        starve.
 
         A sequence that waits for pages that other engines pin is overtaken: those pages come back whatever runs here.
         """
         if self.waiting and self.slots.are_all_kept_out:
             plan.step.kept_out.append(self.waiting[0])
-        index = 0
+        index, overtaken = 0, list[Sequence]()
         while plan.token_budget and self.slots.num_free and index < len(self.waiting) and index < MAX_SKIPPED:
             if len(self.running) >= plan.max_running:
                 return
             sequence = self.waiting[index]
-            if self._was_refused(sequence):
+            if overtaken and sequence.order[0] != overtaken[0].order[0]:
                 return
+            if self._was_refused(sequence):
+                overtaken.append(sequence)
+                if not self._may_be_overtaken(sequence):
+                    return
+                index += 1
+                continue
             hit = self._computed_blocks(sequence)
             if self._will_hit_more(plan, sequence, hit):
                 index += 1
@@ -420,12 +429,24 @@ class Scheduler:
             elif self._allocate(plan.step, sequence, hit if match.hit is None else match.hit):
                 del self.waiting[index]
                 self._start(plan, sequence, match)
+                for earlier in overtaken:
+                    earlier.num_overtaken += 1
+                if not all(map(self._may_be_overtaken, overtaken)):
+                    return
             elif not self.kv_cache.fits_beside_pins(sequence):
                 plan.step.kept_out.append(sequence)
                 index += 1
             else:
-                self._refused = (sequence, self.kv_cache.num_free_pages, len(self.running))
-                return
+                sequence.refused_with = self.kv_cache.num_free_pages, len(self.running)
+
+    def _may_be_overtaken(self, sequence: Sequence) -> bool:
+        """True if a later sequence of its priority may take the pages that are too few for this one.
+
+        Not without tiers, for what is evicted then has to be computed again; not where targets are predicted by the
+        order; and not after a preemption, which shows that those that run need all pages.
+        """
+        may_evict = self.tiers.is_present and not self.policy.has_targets
+        return may_evict and sequence.num_cached is None and sequence.num_overtaken < MAX_OVERTAKEN
 
     def _grow(self, plan: PassPlan, sequence: Sequence) -> bool:
         """Adds a page, preempting the policy's victim if none is free. Returns False if the sequence has to sit out."""
@@ -568,10 +589,10 @@ class Scheduler:
 
     def _was_refused(self, sequence: Sequence) -> bool:
         """True if it lacked pages before and nothing has improved since: saves a prefix lookup in every step."""
-        if self._refused is None:
+        if sequence.refused_with is None:
             return False
-        refused, num_free, num_running = self._refused
-        return refused is sequence and self.kv_cache.num_free_pages <= num_free and len(self.running) == num_running
+        num_free, num_running = sequence.refused_with
+        return self.kv_cache.num_free_pages <= num_free and len(self.running) == num_running
 
     def _allocate(self, step: Step, sequence: Sequence, hit: Hit) -> bool:
         """Allocates slots and pages for all known tokens and the next one. Returns False if too few are free.
@@ -591,7 +612,7 @@ class Scheduler:
             sequence.group.order = sequence.group.order or sequence.order
         sequence.num_prefill = len(sequence.token_ids)
         sequence.state = State.RUNNING
-        sequence.kept_out_s = None
+        sequence.refused_with, sequence.kept_out_s = None, None
         if is_first:
             step.admitted.append(sequence)
         return True

@@ -157,6 +157,10 @@ class Sequence:
     """False if what its passes compute may be in use elsewhere before they are committed. Then nothing comes to its
     pages from main memory that is proved only at a commit: they are not swapped, and loaded before a pass.
     """
+    refused_with: tuple[int, int] | None = None
+    """The free pages and running sequences with which it lacked pages last, while it waits."""
+    num_overtaken: int = 0
+    """Later sequences that were admitted while it lacked pages."""
     kept_out_s: float | None = None
     """Time since which pages that only transfers use have kept it waiting."""
     may_load: bool = True

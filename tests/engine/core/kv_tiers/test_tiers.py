@@ -143,6 +143,34 @@ def test_every_page_is_stored_before_it_is_evicted_under_load(leases: bool) -> N
     assert not lost
 
 
+@pytest.mark.parametrize(
+    ("num_tier_pages", "priorities", "expected"),
+    [
+        ((60, 0), {}, ["a", "c", "b", "d", "e"]),
+        ((60, 0), {"c": 1, "d": 1, "e": 1}, ["a", "b", "c", "d", "e"]),
+        ((0, 0), {}, ["a", "b", "c", "d", "e"]),
+    ],
+    ids=["with tiers", "of a lower priority", "without tiers"],
+)
+def test_one_later_sequence_overtakes_one_that_lacks_pages_when_there_are_tiers(
+    num_tier_pages: tuple[int, int], priorities: dict[str, int], expected: list[str]
+) -> None:
+    engine, _ = make_engine(NUM_PAGES, 16, LENGTH, num_tier_pages=num_tier_pages, draw=_Eager(0))
+    for number, (name, num_prompt) in enumerate({"a": 80, "b": 150, "c": 8, "d": 8, "e": 8}.items()):
+        sampling = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+        request = Request(
+            request_id=name,
+            prompt_token_ids=[number + 1] * num_prompt,
+            sampling=sampling,
+            priority=priorities.get(name, 0),
+        )
+        engine.add(request)
+    seen = dict[str, None]()
+    while engine.has_work:
+        seen.update((output.request_id, None) for output in engine.step() if output.token_ids)
+    assert list(seen) == expected
+
+
 def test_tokens_are_computed_when_a_page_comes_back_changed() -> None:
     engine, runner = engine_with((60, 0))
     assert runner.host_memory is not None
