@@ -33,6 +33,7 @@ SCRIPTS = {  # script: what its JSON must hold beside where it was measured
     "kv_selection.py": "variants",
     "kv_selection_quality.py": "page sizes",
     "kv_tier_soak.py": "rows",
+    "kv_tier_steps.py": "loads",
     "kv_transfer.py": "transports",
     "logprobs.py": "ratios",
     "memory.py": "models",
