@@ -2,9 +2,11 @@
 
 What is in the pool stands in its file: each slot has a state and a record of its page. A record is written while its
 slot is being filled, and the state last, so that a process that is killed at any moment leaves a whole page or none;
-bytes are checked by their digest when they are loaded, whatever a state says. Each engine has a copy of the records in
-its own memory, and brings it up to date once a step: that reads one number if nothing has changed. The copy may name
-pages that others have evicted meanwhile, so a page is only used after `acquire`, which looks at the file.
+bytes are checked by their digest when they are loaded, whatever a state says. Nor is anything else in the file relied
+on: numbers there may have changed as bytes of pages may, which costs pages, and no process. Each engine has a copy of
+the records in its own memory, and brings it up to date once a step: that reads one number if nothing has changed. The
+copy may name pages that others have evicted meanwhile, so a page is only used after `acquire`, which looks at the
+file.
 """
 
 import time
@@ -13,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mini_infer_contract.events import MEDIUM_HOST
 from mini_infer_engine.core.kv_tiers.page_record import PageRecord
@@ -26,6 +29,7 @@ _STATUS, _GENERATION = 3, 4
 _NO_USERS = bytes(2 * MOST_ROWS)
 _UNKNOWN = 2**64 - 1
 """A state that no slot has."""
+_MOST_USERS = 2**16 - 1
 _MOST_IN_ORDER = 1024
 _REAP_S = 10.0
 """Seconds between two looks for processes that have ended."""
@@ -157,7 +161,7 @@ class SharedHostIndex:
     def _change(self, slots: Sequence[int], status: int, *, is_new: bool = False) -> None:
         """Sets the status of slots, and counts that last. The guard must be held."""
         for slot in slots:
-            state = (self._state[slot] & ~_STATUS) + status + _GENERATION * is_new
+            state = ((self._state[slot] & ~_STATUS) + status + _GENERATION * is_new) & _UNKNOWN
             if status != VALID:
                 self._forget_record(slot)
             self._state[slot] = state
@@ -178,12 +182,12 @@ class SharedHostIndex:
         return found
 
     def _add_user(self, slot: int) -> None:
-        self._users_here[slot] += 1
+        self._users_here[slot] = min(self._users_here[slot] + 1, _MOST_USERS)
         self._num_users += 1
 
     def _remove_user(self, slot: int) -> int:
         """Returns how many users this engine is still."""
-        left = self._users_here[slot] - 1
+        left = max(self._users_here[slot] - 1, 0)
         self._users_here[slot] = left
         self._num_users -= 1
         return left
@@ -324,8 +328,8 @@ class SharedHostIndex:
 
     def _reap_dead(self) -> None:
         """Gives back what processes that have ended were using and filling."""
-        users, is_filling = self._file.users, self._file.states & np.uint64(_STATUS) == FILLING
-        rows = {*np.flatnonzero(users.any(axis=0)).tolist(), *np.unique(self._file.owners[is_filling]).tolist()}
+        users, owners = self._file.users, self._file.owners[_are_filling(self._file.states)]
+        rows = {*np.flatnonzero(users.any(axis=0)).tolist(), *np.unique(owners).tolist()}
         for row in sorted(rows - {self._row}):
             if not self._file.is_alive(row):
                 self._reap(row)
@@ -336,12 +340,18 @@ class SharedHostIndex:
             if not is_guarded or (row != self._row and self._file.is_alive(row)):
                 return
             file = self._file
-            file.users[:, row] = 0
-            filling = np.flatnonzero((file.states & np.uint64(_STATUS) == FILLING) & (file.owners == row))
+            if row < MOST_ROWS:  # no process has a row beyond, whatever an owner says
+                file.users[:, row] = 0
+            filling = np.flatnonzero(_are_filling(file.states) & (file.owners == row))
             self._change(filling.tolist(), FREE, is_new=True)
             file.owners[file.owners == row] = self._row
             file.region_changes[:] += np.uint64(1)  # for changes that the process did not come to count
             file.changes[0] += np.uint64(1)
+
+
+def _are_filling(states: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Returns True for each slot that is being filled, or whose status is none that there is."""
+    return ~np.isin(states & np.uint64(_STATUS), (FREE, VALID))
 
 
 def _now_us() -> int:

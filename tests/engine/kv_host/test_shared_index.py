@@ -192,3 +192,33 @@ def test_calls_return_when_another_process_has_stopped_within_a_change(
         other.release_all(slots)
     assert other.num_blank == 6
     assert len(other.allocate(8)) == 8
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_calls_return_and_pages_come_again_when_bits_of_states_users_and_owners_have_flipped(
+    tmp_path: Path, seed: int
+) -> None:
+    draw, index = random.Random(seed), open_index(tmp_path, 12)
+    memory = np.frombuffer(index._file.memory, np.uint8)
+    for start in range(4):
+        for number in range(100):
+            if draw.random() < 0.3:
+                memory[draw.randrange(1024, index._file.layout.pages_at)] ^= 1 << draw.randrange(8)
+            if draw.random() < 0.1:
+                memory[4096 : 4096 + 1200] = np.frombuffer(draw.randbytes(1200), np.uint8)
+            index._reap_at_s = 0.0
+            index.sync()
+            held = index.acquire([key_of(draw.randrange(20)) for _ in range(3)])
+            store(index, draw.randrange(20))
+            index.end_eviction(index.begin_eviction(4, lambda page: True))
+            index.release_all([slot for slot in held if slot is not None])
+            if not number % 10:
+                index.release_all(index.allocate(2))
+        if start % 2:
+            index.clear()
+        index._file.close()  # as the end of its process does
+        index = open_index(tmp_path, 12)
+        memory = np.frombuffer(index._file.memory, np.uint8)
+    for number in range(100, 104):
+        store(index, number)
+    assert sum(key_of(number) in index for number in range(100, 104)) == 4
