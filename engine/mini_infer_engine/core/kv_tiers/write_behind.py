@@ -1,7 +1,7 @@
 """Writes pages behind: those of the device to main memory, and those that main memory will evict soon to the disk.
 
-Main memory that is much larger than the device gets every page as soon as passes have been launched that fill it, while
-its sequence still runs: under load the device evicts pages within few steps of a sequence's end. A smaller one gets
+Main memory that is much larger than the device gets pages as soon as passes have been launched that fill some, while
+their sequences still run: under load the device evicts pages within few steps of a sequence's end. A smaller one gets
 those that the device will evict soon. Checkpoints of recurrent state are written behind, too, in as many pages of main
 memory as they take. A page stays cached where it is, while it is copied and afterwards: its eviction loses nothing from
 then on.
@@ -27,6 +27,10 @@ _STORED_S, _MOST_STORED = 0.02, 1 << 30
 """Seconds of copying to main memory that are requested in a step, and the most bytes: more than its pass computes."""
 _MOST_STORES = 4
 """Requests at a time: a copy begins after the passes that are in flight, and its end is noticed a step later."""
+_LEAST_WHOLE, _LEAST_SHARE = 16, 1 / 16
+"""Pages that passes have filled by which a store begins while requests run, and their share of a small device: a store
+takes the host half a millisecond, and what the device may evict soon does not wait for it.
+"""
 _MOST_SCANNED, _MOST_SCANNED_IDLE = 256, 16_384
 """Most cached pages that are looked at in a step, which takes some 50 us, and while nothing runs."""
 
@@ -82,6 +86,7 @@ class WriteBehind:
         self._checkpoints = checkpoints
         self._written_at_once = max(1, _BYTES_AT_ONCE // copies.host.page_bytes)
         self._stored_at_once = stored_at_once(copies.host.page_bytes, copies.host.bytes_per_s)
+        self._least_whole = min(_LEAST_WHOLE, int(cache.pool.num_pages * _LEAST_SHARE))
         self.targets: set[int] = set()
         """Pages of main memory to which something is being copied."""
         self._sources: set[int] = set()
@@ -154,8 +159,9 @@ class WriteBehind:
         limit = min(self._stored_at_once, most - len(states) * self._copies.host.pages_per_state)
         pages = self._find_cached(limit, is_idle=is_idle)
         whole = self._cache.whole_pages
-        while whole and len(pages) < limit:
-            self._add(pages, whole.popleft())
+        if whole and (is_idle or len(whole) >= min(self._least_whole, limit)):
+            while whole and len(pages) < limit:
+                self._add(pages, whole.popleft())
         return _Found(list(pages.items()), states)
 
     def _find_cached(self, limit: int, *, is_idle: bool) -> dict[int, list[Block]]:
