@@ -161,7 +161,7 @@ class CudaExecutor:
         self.layers: LayerCounters | None = None
         """Counters by which passes with prompts report the progress of their layers."""
         self.loads: LayerwiseLoad | None = None
-        """What captured passes that follow loads wait for; None if no load is followed."""
+        """The loads that captured passes with `Batch.layerwise_loads` wait for; None if there are no such passes."""
         self.decode_graphs: dict[int, DecodeGraph] = {}
         self.prefill_graphs: dict[int, PrefillGraph] = {}
         self.prefill_sizes = GraphSizes([tokens for tokens, _ in prefills])

@@ -91,7 +91,7 @@ class CapturedModel:
     layers: LayerCounters | None = None
     """Counters by which passes with prompts report the progress of their layers."""
     loads: LayerwiseLoad | None = None
-    """What passes with prompts wait for before each layer; None if all their pages are there."""
+    """The loads that passes with prompts wait for in each layer; None if all their pages are there."""
     states: CudaHiddenStates | None = None
     """The hidden states that passes store for a draft."""
     recurrent: StatePool | None = None

@@ -66,7 +66,7 @@ class HostTier(ABC):
 
     @property
     def layers_to_capture(self) -> LayerwiseLoad | None:
-        """What a pass waits for that is captured before any load, and that all loads fulfil; None on a CPU."""
+        """The load that stands for all later ones where a pass is captured; None on a CPU."""
         return None
 
     @abstractmethod
