@@ -1,5 +1,7 @@
 """Who may exchange keys and values with whom, and what makes two checkpoints the same."""
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,17 @@ def test_the_digest_of_a_checkpoint_depends_on_its_content(tmp_path: Path, monke
     assert checkpoint_digest(second) != digest
     (first / "config.json").write_text('{"layers": 2}')
     assert checkpoint_digest(first) != digest
+
+
+def test_the_digest_is_another_when_weights_were_replaced_by_some_of_the_same_size_and_time(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    digests = []
+    for content in (b"before", b"after!"):
+        weights.write_bytes(content)
+        os.utime(weights, ns=(0, 0))  # as archives that are made reproducibly have it
+        digests.append(checkpoint_digest(tmp_path))
+        time.sleep(0.02)  # the clock of file systems has steps of up to 10 ms
+    assert digests[0] != digests[1]
 
 
 def test_the_digest_of_a_gguf_model_depends_on_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """Computes a digest of a checkpoint's content: two engines may share keys and values only if their digests are equal.
 
 Reading tens of gigabytes takes a while. A file's digest is therefore cached beside it, or in the user's cache if the
-folder is read-only, and is valid until the file's size or modification time changes.
+folder is read-only, and is valid until the file's size or one of its times changes. The time of modification alone
+would not do: archives and images that are made reproducibly give all files the same.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ def checkpoint_digest(folder: Path) -> str:
 
 def _digest_of(path: Path) -> str:
     status = path.stat()
-    mark = [status.st_size, status.st_mtime_ns]
+    mark = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
     places = [path.parent / _KEPT_AS, _in_cache(path.parent)]
     for place in places:
         kept = _read(place).get(path.name)
