@@ -393,7 +393,7 @@ class KVCacheManager:
         """
         found = {step.resumed[place] for place in faults}
         for sequence in found:
-            self.swap_tier.mismatch()
+            self.swap_tier.mismatch("a page or a state")
             self.distrust(sequence)
         return found
 

@@ -45,6 +45,10 @@ class TierPage(NamedTuple):
     location: int = -1
     """The page's location on the disk; -1 in main memory."""
 
+    def source(self, host_page: int) -> str:
+        """Returns a description of where the page is, if its page of main memory was this one."""
+        return f"page {host_page}" if self.location < 0 else f"location {self.location}"
+
 
 @dataclass(slots=True, frozen=True)
 class TierState:
@@ -344,7 +348,7 @@ class Loads:
         identity = self._copies.host.identity
         for place, (page, digest) in enumerate(zip(load.pages, digests, strict=False)):
             if sealed(digest, page.record.key, identity) != page.record.digest:
-                page.tier.mismatch()
+                page.tier.mismatch(page.source(load.host_pages[place]))
                 self._forget(page, load.host_pages[place])
                 return place
         num_pages = min(len(load.pages), len(digests))
@@ -353,7 +357,7 @@ class Loads:
         parts = load.state.parts
         if sealed(digests[-1], parts[0].record.key, identity) == parts[0].record.digest:
             return num_pages + len(parts)
-        parts[0].tier.mismatch()
+        parts[0].tier.mismatch(f"a recurrent state, {parts[0].source(load.host_pages[num_pages])} and on,")
         for part, host_page in zip(parts, load.host_pages[num_pages:], strict=True):
             self._forget(part, host_page)
         return num_pages

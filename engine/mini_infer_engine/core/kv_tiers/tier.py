@@ -57,13 +57,14 @@ class Tier:
         """Counts prefetched tokens that no prompt has hit in time, or that could not be loaded."""
         self._prefetch_wasted_tokens += num_tokens
 
-    def mismatch(self) -> None:
-        """Counts a page that came back with another digest. The first is logged; the last tolerable one turns the tier
-        off.
+    def mismatch(self, source: str) -> None:
+        """Counts a page that came back from `source` with another digest, and logs it while the tier is on. The last
+        tolerable one turns the tier off.
         """
         self._mismatches += 1
-        if self._mismatches == 1:
-            logger.error("KV tier %s: a page came back with a wrong digest; its tokens are computed again", self.name)
+        if self.is_on:
+            message = "KV tier %s: %s came back with a wrong digest; its tokens are computed again"
+            logger.error(message, self.name, source)
         if self._mismatches >= MOST_MISMATCHES and self.is_on:
             self.is_on = False
             logger.error("KV tier %s is off: %d pages came back with a wrong digest", self.name, self._mismatches)

@@ -188,7 +188,7 @@ def test_tokens_are_computed_when_a_page_comes_back_changed() -> None:
     assert stats.is_on
 
 
-def test_tier_is_off_and_empty_when_three_pages_came_back_changed() -> None:
+def test_tier_is_off_and_empty_when_three_pages_came_back_changed(caplog: pytest.LogCaptureFixture) -> None:
     engine, runner = engine_with((60, 0))
     assert runner.host_memory is not None
     run(engine, PROMPT, "first")
@@ -200,6 +200,10 @@ def test_tier_is_off_and_empty_when_three_pages_came_back_changed() -> None:
     engine.write_behind()
     stats = engine.stats().kv_tiers.tiers["host"]
     assert (stats.mismatches, stats.is_on, stats.blocks) == (3, False, 0)
+    told = [record.getMessage() for record in caplog.records]
+    assert [("host" in one, "page " in one) for one in told] == [(True, True)] * 3 + [(True, False)], (
+        "each, and the end"
+    )
     others(engine, 2)
     assert cached(run(engine, PROMPT, "last")) == CachedTokens()
 
