@@ -43,8 +43,9 @@ class DiskFolder:
                 os.close(lock)
 
     def segments(self) -> dict[int, int]:
-        """Returns the bytes of the segment files by number."""
-        names = {file.stem.removeprefix("segment-"): file for file in self.path.glob(_SEGMENTS)}
+        """Returns the bytes of the segment files by number. What others have put there and is no file is left alone."""
+        files = (file for file in self.path.glob(_SEGMENTS) if file.is_file())
+        names = {file.stem.removeprefix("segment-"): file for file in files}
         return {int(name): file.stat().st_size for name, file in names.items() if name.isdecimal()}
 
     def segment(self, number: int) -> Path:
@@ -80,4 +81,5 @@ def _identity(folder: Path) -> bytes | None:
 def _empty(folder: Path) -> None:
     """Removes all segments of a folder, those of an engine's other ranks included."""
     for segment in folder.rglob(_SEGMENTS):
-        segment.unlink()
+        if not segment.is_dir():
+            segment.unlink()

@@ -243,3 +243,15 @@ def test_only_whole_pages_are_found_when_a_writer_was_killed(tmp_path: Path) -> 
             found += 1
         again._folder.release()
     assert found
+
+
+def test_what_is_no_file_is_left_alone_when_its_name_is_that_of_a_segment(tmp_path: Path) -> None:
+    folder = DiskFolder(tmp_path, "model")
+    (folder.path / "segment-0000000003.kv").write_bytes(bytes(7))
+    (folder.path / "segment-0000000004.kv").mkdir()
+    (folder.path / "segment-0000000005.kv").symlink_to("gone")
+    assert folder.segments() == {3: 7}
+    folder.release()
+    another = DiskFolder(tmp_path, "another model")
+    assert [path.name for path in another.path.glob("segment-*")] == ["segment-0000000004.kv"]
+    another.release()
