@@ -26,8 +26,8 @@ from mini_infer_engine.runtime.memory.cuda_host_tier import CudaHostTier
 from mini_infer_engine.runtime.memory.page_codec import RawPages
 from tests.gpu.device import DEVICE, GPU_ONLY
 from tests.gpu.runs import make_engine, make_runner, make_settings
-from tests.gpu.test_host_tier import moved
-from tests.support.tiny_models import DEEPSEEK, save_tiny_model
+from tests.gpu.test_host_tier import SHAPES, moved
+from tests.support.tiny_models import DEEPSEEK, GPT_OSS, save_tiny_model
 
 pytestmark = GPU_ONLY
 NUM_LAYERS, LAYER_WORDS, NUM_PAGES = 20, 512, 12
@@ -78,6 +78,9 @@ def test_every_bit_flip_is_found_when_pages_come_layer_by_layer() -> None:
 # On an engine.
 
 PROMPTS = [[(place * 7 + shift * 13) % 190 + 5 for place in range(250)] for shift in range(4)]
+WINDOWED: dict[str, Any] = {"disable_hybrid_kv_cache_manager": False}
+GEMMA = SHAPES["gemma3_text"] | {"layer_types": ["sliding_attention", "full_attention"] * 2}
+SMALL_GPT_OSS = GPT_OSS | {"num_hidden_layers": 4, "head_dim": 64, "sliding_window": 24, "hidden_size": 128}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "replayed": ("qwen3", {"head_dim": 64}, {"step_depth": 1}),
     "eager": ("qwen3", {"head_dim": 64}, {"step_depth": 0, "enforce_eager": True}),
@@ -86,7 +89,18 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "chunks": ("qwen3", {"head_dim": 64}, {"step_depth": 1, "long_prefill_token_threshold": 16}),
     "ngram": ("qwen3", {"head_dim": 64}, {"speculative_method": "ngram", "num_speculative_tokens": 2}),
     "latents": ("deepseek_v2", DEEPSEEK | {"hidden_size": 128}, {"step_depth": 1}),
+    "gemma3": ("gemma3_text", GEMMA, WINDOWED | {"step_depth": 1}),
+    "gemma3 eager": ("gemma3_text", GEMMA, WINDOWED | {"enforce_eager": True}),
+    "gemma3 int8 chunks": (
+        "gemma3_text",
+        GEMMA,
+        WINDOWED | {"step_depth": 1, "kv_cache_dtype": "int8", "long_prefill_token_threshold": 16},
+    ),
+    "gpt-oss": ("gpt_oss", SMALL_GPT_OSS, WINDOWED | {"step_depth": 1}),
+    "mistral": ("mistral", {"head_dim": 64, "sliding_window": 40}, WINDOWED | {"step_depth": 1}),
 }
+LOADED_PAGES = {"gemma3": 10 + 3, "gpt-oss": 10 + 2, "mistral": 3}
+"""Pages of 160 tokens, by the first word of a case: of a window those that the next token sees. Of other models 10."""
 
 
 def open_engine(folder: Path, **changes: Any) -> Engine:
@@ -164,9 +178,36 @@ def test_tokens_are_the_same_when_passes_follow_loads(
         tokens(engine, prompt[:161])
         evict(engine)
         assert tokens(engine, prompt) == tokens(plain, prompt)
-    assert followed == [10, 10]
+    num_pages = LOADED_PAGES.get(case.partition(" ")[0], 10)
+    assert followed == [num_pages] * 2
     stats = engine.stats().kv_tiers.tiers["host"]
-    assert (stats.hit_tokens, stats.mismatches, stats.errors) == (320, 0, 0)
+    assert (stats.hit_tokens, stats.mismatches, stats.errors) == (32 * min(10, num_pages), 0, 0)
+
+
+@pytest.mark.parametrize("case", ["replayed", "gemma3", "gemma3 eager"])
+def test_two_passes_follow_loads_one_right_after_the_other(
+    tmp_path: Path, followed: list[int], case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second load begins while the first pass waits for its own. A load into pages that passes may still read waits
+    for that pass, which must not wait for this load in its turn.
+    """
+    monkeypatch.setattr(load_choice, "MOST_DELAY_S", 10.0)
+    architecture, model, settings = CASES[case]
+    save_tiny_model(tmp_path, architecture, **model)
+    engine = open_engine(tmp_path, **settings | {"step_depth": 1})
+    expected = {str(number): tokens(engine, prompt) for number, prompt in enumerate(PROMPTS)}
+    evict(engine)
+    made: dict[str, list[int]] = {name: [] for name in expected}
+    for name, prompt in zip(expected, PROMPTS, strict=True):
+        engine.add(Request(request_id=name, prompt_token_ids=prompt, sampling=greedy(5)))
+        for output in engine.step():
+            made[output.request_id] += output.token_ids
+    while engine.has_work:
+        for output in engine.step():
+            made[output.request_id] += output.token_ids
+    assert made == expected
+    assert len(followed) >= 2, "no load follows another"
+    assert engine.stats().kv_tiers.tiers["host"].mismatches == 0
 
 
 def test_tokens_are_the_same_when_others_decode_beside_a_pass_that_follows_a_load(
@@ -182,12 +223,14 @@ def test_tokens_are_the_same_when_others_decode_beside_a_pass_that_follows_a_loa
 
 
 @pytest.mark.parametrize("captured", [True, False])
+@pytest.mark.parametrize(("case", "num_pages"), [("replayed", 15), ("gemma3", 15 + 3)])
 def test_graph_that_waits_is_replayed_once_it_is_captured(
-    tmp_path: Path, followed: list[int], captured: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, followed: list[int], case: str, num_pages: int, captured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until then the whole pass waits."""
-    save_tiny_model(tmp_path, "qwen3", head_dim=64)
-    engine = open_engine(tmp_path)
+    architecture, model, settings = CASES[case]
+    save_tiny_model(tmp_path, architecture, **model)
+    engine = open_engine(tmp_path, **settings | {"step_depth": 0})
     executor: Any = engine._runner.executor  # type: ignore[attr-defined]  # it has one
     assert isinstance(executor, CudaExecutor)
     assert set(executor.following_graphs) == set(executor.prefill_graphs)
@@ -200,7 +243,7 @@ def test_graph_that_waits_is_replayed_once_it_is_captured(
     if not captured:
         executor.following_graphs = {}
     assert tokens(engine, PROMPTS[0]) == expected
-    assert followed == [15]
+    assert followed == [num_pages]
     assert replays[0] is captured
     assert not any(replays[1:])
 

@@ -963,13 +963,18 @@ class NotedLoad:
         self.layers.append(layer)
 
 
-@pytest.mark.parametrize("decodes_beside", [0, 4])
+@pytest.mark.parametrize(
+    ("architecture", "decodes_beside", "num_groups"), [("qwen3", 0, 1), ("qwen3", 4, 1), ("gemma2", 4, 2)]
+)
 def test_pass_with_prompts_waits_for_each_layer_of_its_loads(
-    tmp_path: Path, interpreted: Callable[..., ModelRunner], decodes_beside: int
+    tmp_path: Path, interpreted: Callable[..., ModelRunner], architecture: str, decodes_beside: int, num_groups: int
 ) -> None:
-    """By a graph of its own, kernel by kernel, or as a whole until that graph is there; one token is a prompt, too."""
-    save_tiny_model(tmp_path, "qwen3", num_hidden_layers=2)
-    runner = interpreted(decodes_beside=decodes_beside)
+    """By a graph of its own, kernel by kernel, or as a whole until that graph is there; one token is a prompt, too. A
+    page of two KV groups has one layer.
+    """
+    save_tiny_model(tmp_path, architecture, num_hidden_layers=2, **CHANGES.get(architecture, {}))
+    runner = interpreted(decodes_beside=decodes_beside, disable_hybrid_kv_cache_manager=num_groups == 1)
+    assert (len(runner.kv_cache.groups), runner.pool.spec.num_layers) == (num_groups, 2 // num_groups)
     executor, captured = runner.executor, NotedLoad()
     assert isinstance(executor, CudaExecutor)
     executor.capture(loads=captured)
@@ -983,6 +988,8 @@ def test_pass_with_prompts_waits_for_each_layer_of_its_loads(
 
     pages = [0, 1, 2]
     rows = [prompt(0, 0, 20, pages), prompt(0, 20, 1, pages), prompt(0, 21, 15, pages)]
+    for row in rows:
+        row.more_page_tables = [[3, 4, 5]] * (num_groups - 1)
     expected = [sampled(runner.collect(runner.launch(Batch([row], 0)))) for row in rows]
     assert captured.layers == [0, 1], "those of the recording: other passes wait for nothing"
     assert [waited(row) for row in rows] == [([0, 1], [], token) for token in expected]

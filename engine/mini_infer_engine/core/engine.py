@@ -29,7 +29,7 @@ from mini_infer_engine.core.hybrid_kv_cache_manager import make_kv_cache_manager
 from mini_infer_engine.core.input_processor import InputProcessor
 from mini_infer_engine.core.kv_cache_manager import SWAP
 from mini_infer_engine.core.kv_tiers.host_blocks import HostBlocks
-from mini_infer_engine.core.kv_tiers.loads import count_loaded
+from mini_infer_engine.core.kv_tiers.loads import Loaded, count_loaded
 from mini_infer_engine.core.kv_tiers.stats import with_tier
 from mini_infer_engine.core.kv_tiers.tier_memory import DiskMemory
 from mini_infer_engine.core.kv_tiers.tiers import make_kv_tiers
@@ -377,7 +377,7 @@ class Engine:
         for loaded in self._tiers.take(self._rate.tokens_per_s, time.monotonic()):
             sequence = loaded.sequence
             if loaded.is_void:
-                self._compute_instead(sequence, is_first=loaded.is_first)
+                self._compute_instead(loaded)
                 continue
             self.scheduler.loaded(sequence, loaded.num_tokens, loaded.checkpoint)
             self._stats.cached_prompt_tokens += count_loaded(loaded)
@@ -393,17 +393,24 @@ class Engine:
             if loaded.is_void:
                 sequence.may_load = False
                 kv_cache.distrust(sequence)
+                if not loaded.num_tokens:  # some KV groups may have had tokens, on which nothing can go on
+                    self._count_none_cached(loaded)
                 void.add(sequence)
             else:
                 kv_cache.cache_blocks(sequence)
                 self._stats.cached_prompt_tokens += count_loaded(loaded)
         return void
 
-    def _compute_instead(self, sequence: Sequence, *, is_first: bool) -> None:
+    def _compute_instead(self, loaded: Loaded) -> None:
         """Puts a sequence back in line whose state could not be loaded. It is computed from what is on the device."""
-        sequence.may_load = False
-        self.scheduler.not_received(sequence)
-        if is_first:
+        loaded.sequence.may_load = False
+        self.scheduler.not_received(loaded.sequence)
+        self._count_none_cached(loaded)
+
+    def _count_none_cached(self, loaded: Loaded) -> None:
+        """Counts no tokens of a sequence as cached whose load was void, if this was its first admission."""
+        sequence = loaded.sequence
+        if loaded.is_first:
             self._stats.cached_prompt_tokens -= sequence.num_cached or 0
             sequence.num_cached, sequence.cached_tokens = 0, CachedTokens()
 

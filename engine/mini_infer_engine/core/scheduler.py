@@ -631,7 +631,10 @@ class Scheduler:
 
     def _start_loading(self, plan: PassPlan, sequence: Sequence, match: TierMatch) -> None:
         """Has the pages of a match loaded, with the pass of the first chunk behind them or before it."""
+        self.kv_cache.allocate_to_load(sequence, match.num_pages)
         num_tokens = len(match.pages) * self.kv_cache.page_size
+        if match.places:  # of all KV groups, some of which have more tokens on the device than others
+            num_tokens = match.num_pages * self.kv_cache.page_size - sequence.num_computed
         num_left = len(sequence.token_ids) - sequence.num_computed - num_tokens
         num_in_pass = plan.step.batch.num_tokens + min(num_left, plan.token_budget, self._chunk_limit)
         first_pass = FirstPass(num_in_pass, len(self.running), len(self.waiting))
@@ -643,7 +646,6 @@ class Scheduler:
                 return
             self.tiers.take_before_pass(sequence)
         sequence.state = State.LOADING
-        self.kv_cache.allocate_to_load(sequence, match.num_pages)
         insort(self.receiving, sequence, key=_order)
         if load is None:
             plan.step.loading.append((sequence, match))

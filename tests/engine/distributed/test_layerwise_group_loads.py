@@ -18,6 +18,7 @@ from mini_infer_engine.core.batch import RunnerLostError
 from mini_infer_engine.core.kv_tiers import tier as tier_module
 from mini_infer_engine.core.kv_tiers.tier import Tier
 from mini_infer_engine.core.kv_tiers.tier_memory import PageMove
+from mini_infer_engine.core.prefix_cache import MISS
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.distributed.step_messages import CopyBlocks, Launch, StepMessage
 from mini_infer_engine.kv_host.pool_file import PoolLayout
@@ -68,9 +69,13 @@ class Group:
         return self.engine.stats().kv_tiers.tiers["host"]
 
 
+def _request(prompt: list[int]) -> Request:
+    return Request(request_id="only", prompt_token_ids=prompt, sampling=PARAMS)
+
+
 def scored(llm: LLM, prompt: list[int]) -> list[float]:
     """Returns the tokens that follow a prompt, and the log probability of each, which wrong blocks change first."""
-    llm._engine.add(Request(request_id="only", prompt_token_ids=prompt, sampling=PARAMS))
+    llm._engine.add(_request(prompt))
     made = list[float]()
     while llm._engine.has_work:
         for output in llm._engine.step():
@@ -232,3 +237,27 @@ def test_lost_rank_ends_the_wait_for_its_proof(folder: Path, monkeypatch: pytest
     assert (len(group.followed), silent.pid) == (1, 0)
     with pytest.raises(RunnerLostError):
         group.engine.step()
+
+
+def test_texts_are_right_when_layers_have_windows(tmp_path: Path) -> None:
+    """Each rank's pass follows its parts of the pages of both KV groups."""
+    layer_types = ["sliding_attention", "full_attention"] * 2
+    save_tiny_model(
+        tmp_path, "gemma3_text", num_hidden_layers=4, head_dim=16, sliding_window=40, layer_types=layer_types
+    )
+    windows = {"disable_hybrid_kv_cache_manager": False}
+    alone = open_llm(tmp_path, **windows)
+    expected = [pytest.approx(scored(alone, prompt), abs=1e-4) for prompt in PROMPTS]
+    with TemporaryDirectory(dir="/dev/shm") as pool:
+        llm = open_llm(tmp_path, kv_host_memory=8_000_000, kv_host_path=pool, **TENSOR, **windows)
+        group = Group(llm, Path(pool))
+        assert [group.scored(prompt) for prompt in PROMPTS] == expected
+        assert [group.scored(prompt) for prompt in PROMPTS] == expected
+        assert len(group.followed) == len(PROMPTS)
+        assert (group.stats().hit_tokens, group.stats().mismatches) == (len(PROMPTS) * HIT_TOKENS, 0)
+        found = group.tiers._search.match(group.engine.inputs.unserved(_request(PROMPTS[0])), MISS)
+        assert found.places[-1] == (1, 4), "the window's pages come last"
+        flip(group, group.tiers._host.page(found.pages[-1].record.key), random.Random(3))
+        assert group.scored(PROMPTS[0]) == expected[0]
+        assert (len(group.followed), group.stats().mismatches) == (4, 1)
+        group.engine._runner.ranks.close()

@@ -14,22 +14,25 @@ from torch import Tensor
 
 from mini_infer_engine import LLM
 from mini_infer_engine.config.model.kv_groups import KVGroup, kv_cache_config, uniform_kv_cache
+from mini_infer_engine.config.model.model_config import HeadShape
 from mini_infer_engine.core.kv_tiers import tier as tier_module
 from mini_infer_engine.core.kv_tiers.tier_memory import PageMove
+from mini_infer_engine.core.prefix_cache import MISS
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.layers.attention import AttentionBlock
-from mini_infer_engine.models.kv_spec import INT8
+from mini_infer_engine.models.kv_spec import INT8, KVSpec
 from mini_infer_engine.runtime.inputs.layer_progress import LoadedAttention
 from mini_infer_engine.runtime.memory import cpu_host_tier, layerwise_load
 from mini_infer_engine.runtime.memory.cpu_host_tier import CpuHostTier
 from mini_infer_engine.runtime.memory.hidden_pages import HiddenPages
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.memory.layerwise_load import CopiedLayers
+from mini_infer_engine.runtime.memory.loaded_layers import groups_to_await
 from mini_infer_engine.runtime.memory.make_host_tier import make_host_tier
 from mini_infer_engine.runtime.memory.quantized_pool import make_pool
 from tests.engine.runtime.test_host_tier import moved
 from tests.engine.runtime.test_kv_pool_and_attention import CPU, SPEC
-from tests.support.tiny_models import DEEPSEEK, DEEPSEEK_V32, save_tiny_model
+from tests.support.tiny_models import DEEPSEEK, DEEPSEEK_V32, GPT_OSS, save_tiny_model
 
 NUM_PAGES = 12
 
@@ -143,12 +146,32 @@ def test_layers_of_a_pool_are_loaded_one_by_one_only_where_each_is_whole() -> No
     assert num_layers(KVPool(replace(SPEC, entries=1), NUM_PAGES, CPU)) == SPEC.num_layers
     assert num_layers(KVPool(wide, NUM_PAGES, CPU), "int4") == 0
     windows = kv_cache_config([None, 20] * (SPEC.num_layers // 2), 200)
-    assert num_layers(KVPool(replace(SPEC, num_layers=windows.layers_per_page), NUM_PAGES, CPU, kv_cache=windows)) == 0
+    of_windows = replace(SPEC, num_layers=windows.layers_per_page)
+    assert num_layers(KVPool(of_windows, NUM_PAGES, CPU, kv_cache=windows)) == SPEC.num_layers // 2
+    units = uniform_kv_cache(2, units=(1, 2))
+    mixed = KVSpec.mixed([HeadShape(2, 8), HeadShape(2, 16)], 16, torch.float32)
+    assert num_layers(make_pool(replace(mixed, num_layers=units.layers_per_page), NUM_PAGES, CPU, kv_cache=units)) == 0
     recurrent = replace(uniform_kv_cache(SPEC.num_layers), state_group=KVGroup("recurrent_state", (0,)))
     assert num_layers(KVPool(SPEC, NUM_PAGES, CPU, kv_cache=recurrent)) == 0
     beside = KVPool(SPEC, NUM_PAGES, CPU)
     beside.hidden = HiddenPages(NUM_PAGES, SPEC.page_size, 24, torch.bfloat16, CPU)
     assert num_layers(beside) == 0
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ([0, 0, 1, 1, 2], {0: 0, 2: 1, 4: 2}),
+        ([0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1], {0: 0, 6: 1}),  # places of layers of several KV groups
+        ([0, 1, 0, 1, 2], {0: 0, 1: 1, 4: 2}),  # the layers of each KV group follow one another
+        ([2, 0, 1], {0: 2}),
+        ([], {}),
+    ],
+)
+def test_a_layer_waits_when_it_reads_what_none_before_it_has_waited_for(
+    groups: list[int], expected: dict[int, int]
+) -> None:
+    assert groups_to_await(groups) == expected
 
 
 # On an engine.
@@ -168,8 +191,12 @@ def open_llm(folder: Path, **settings: Any) -> LLM:
     return llm
 
 
+def request(prompt: list[int]) -> Request:
+    return Request(request_id="only", prompt_token_ids=prompt, sampling=PARAMS)
+
+
 def tokens(llm: LLM, prompt: list[int]) -> list[int]:
-    llm._engine.add(Request(request_id="only", prompt_token_ids=prompt, sampling=PARAMS))
+    llm._engine.add(request(prompt))
     made = list[int]()
     while llm._engine.has_work:
         made += [token for output in llm._engine.step() for token in output.token_ids]
@@ -196,14 +223,29 @@ def num_layerwise(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+GEMMA: dict[str, object] = {
+    "head_dim": 16,
+    "num_hidden_layers": 6,
+    "sliding_window": 40,
+    "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2,
+}
+"""Three KV groups of two layers each, two of them with a window of three pages."""
+WINDOWED: dict[str, object] = {"disable_hybrid_kv_cache_manager": False}
+
+
 @pytest.mark.parametrize(
-    ("architecture", "changes", "settings"),
+    ("architecture", "changes", "settings", "num_pages"),
     [
-        ("qwen3", {}, {}),
-        ("qwen3", {}, {"step_depth": 1, "long_prefill_token_threshold": 16}),
-        ("qwen3", {}, {"kv_cache_dtype": "int8", "step_depth": 1}),
-        ("qwen3", {}, {"speculative_method": "ngram", "num_speculative_tokens": 2}),
-        ("deepseek_v2", DEEPSEEK, {}),
+        ("qwen3", {}, {}, 5),
+        ("qwen3", {}, {"step_depth": 1, "long_prefill_token_threshold": 16}, 5),
+        ("qwen3", {}, {"kv_cache_dtype": "int8", "step_depth": 1}, 5),
+        ("qwen3", {}, {"speculative_method": "ngram", "num_speculative_tokens": 2}, 5),
+        ("deepseek_v2", DEEPSEEK, {}, 5),
+        ("gemma3_text", GEMMA, WINDOWED, 5 + 2 * 3),
+        ("gemma3_text", GEMMA, WINDOWED | {"step_depth": 1, "kv_cache_dtype": "int8"}, 5 + 2 * 3),
+        ("gemma3_text", GEMMA, WINDOWED | {"step_depth": 1, "long_prefill_token_threshold": 4}, 5 + 2 * 3),
+        ("gpt_oss", GPT_OSS | {"num_hidden_layers": 4}, WINDOWED, 5 + 1),
+        ("mistral", {"sliding_window": 40}, WINDOWED | {"speculative_method": "ngram", "num_speculative_tokens": 2}, 3),
     ],
 )
 def test_tokens_are_the_same_when_passes_follow_their_loads(
@@ -212,6 +254,7 @@ def test_tokens_are_the_same_when_passes_follow_their_loads(
     architecture: str,
     changes: dict[str, object],
     settings: dict[str, object],
+    num_pages: int,
 ) -> None:
     save_tiny_model(tmp_path, architecture, **changes)
     plain, llm = open_llm(tmp_path, kv_host_memory=0, **settings), open_llm(tmp_path, **settings)
@@ -221,9 +264,9 @@ def test_tokens_are_the_same_when_passes_follow_their_loads(
         assert tokens(llm, prompt) == tokens(plain, prompt)
         evict(llm)
         host.num_layers = host.num_layers if number < 5 else 0
-    assert num_layerwise == [5, 5], "two prompts came back with their passes, two before them"
+    assert num_layerwise == [num_pages] * 2, "two prompts came back with their passes, two before them"
     stats = llm._engine.stats().kv_tiers.tiers["host"]
-    assert stats.hit_tokens == 4 * 80
+    assert stats.hit_tokens == 4 * 16 * min(num_pages, 5)
     assert (stats.mismatches, stats.errors) == (0, 0)
 
 
@@ -234,6 +277,9 @@ def test_tokens_are_the_same_when_passes_follow_their_loads(
         ("qwen3", {}, {"kv_cache_dtype": "int8"}),
         ("deepseek_v2", DEEPSEEK, {}),
         ("deepseek_v32", DEEPSEEK_V32, {}),
+        ("gemma3_text", GEMMA, WINDOWED),
+        ("gpt_oss", GPT_OSS | {"num_hidden_layers": 4}, WINDOWED),
+        ("mistral", {"sliding_window": 40}, WINDOWED),
     ],
 )
 def test_first_layers_attend_before_the_last_are_copied(
@@ -243,7 +289,9 @@ def test_first_layers_attend_before_the_last_are_copied(
     changes: dict[str, object],
     settings: dict[str, object],
 ) -> None:
-    """No layer is copied before the one before it has been attended to: a pass that waited for all would never end."""
+    """No layer of pages is copied before the one before it has been attended to, in all KV groups: a pass that waited
+    for all would never end.
+    """
     save_tiny_model(tmp_path, architecture, **changes)
     llm = open_llm(tmp_path, **settings)
     expected = tokens(llm, PROMPTS[0])
@@ -251,6 +299,8 @@ def test_first_layers_attend_before_the_last_are_copied(
     llm._engine._runner.pool.storage.zero_()  # type: ignore[attr-defined]  # whoever reads too early reads zeros
     attend, copied = LoadedAttention.attend, CopiedLayers.copied
     order, has_attended = list[tuple[str, int]](), [threading.Event() for _ in range(8)]
+    places = [place for _, place in llm._engine._runner.pool.places]  # type: ignore[attr-defined]  # it has a pool
+    last_of_place = {place: layer for layer, place in enumerate(places)}
 
     def attend_noted(attention: LoadedAttention, qkv: Tensor, layer: AttentionBlock) -> Tensor:
         mixed = attend(attention, qkv, layer)
@@ -259,34 +309,45 @@ def test_first_layers_attend_before_the_last_are_copied(
         return mixed
 
     def copied_noted(layers: CopiedLayers, count: int) -> None:
-        if count <= llm._engine._runner.config.num_layers:  # type: ignore[attr-defined]  # it has a model
+        if count <= len(last_of_place):
             order.append(("copied", count - 1))
             copied(layers, count)
-            assert has_attended[count - 1].wait(10), "the pass waits for more than its layer"
+            assert has_attended[last_of_place[count - 1]].wait(10), "the pass waits for more than its layer"
         else:
             copied(layers, count)
 
     monkeypatch.setattr(LoadedAttention, "attend", attend_noted)
     monkeypatch.setattr(CopiedLayers, "copied", copied_noted)
     assert tokens(llm, PROMPTS[0]) == expected
-    num_layers = llm._engine._runner.config.num_layers  # type: ignore[attr-defined]  # it has a model
-    assert order == [(what, layer) for layer in range(num_layers) for what in ("copied", "attended")]
-    assert llm._engine.stats().kv_tiers.tiers["host"].hit_tokens == 80
+    expected_order = list[tuple[str, int]]()
+    for place in sorted(last_of_place):
+        expected_order += [("copied", place), *(("attended", layer) for layer, of in enumerate(places) if of == place)]
+    assert order == expected_order
+    assert llm._engine.stats().kv_tiers.tiers["host"].hit_tokens == (48 if architecture == "mistral" else 80)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "changes", "num_pages"), [("qwen3", {}, 5), ("gemma3_text", GEMMA, 5 + 2 * 3)]
+)
 def test_no_text_is_wrong_when_bits_of_main_memory_have_flipped(
-    tmp_path: Path, num_layerwise: list[int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    num_layerwise: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    architecture: str,
+    changes: dict[str, object],
+    num_pages: int,
 ) -> None:
-    save_tiny_model(tmp_path, "qwen3")
+    save_tiny_model(tmp_path, architecture, **changes)
     monkeypatch.setattr(tier_module, "MOST_MISMATCHES", 1000)
-    llm, draw = open_llm(tmp_path, step_depth=1), random.Random(2)
+    llm, draw = open_llm(tmp_path, step_depth=1, **WINDOWED), random.Random(2)
     tiers: Any = llm._engine._tiers
     expected, wrong = tokens(llm, PROMPTS[0]), 0
     for _ in range(30):
         evict(llm)
-        pages = tiers._copies.host.page_memory(tiers._host.page(draw.choice(tiers._host.records).key))
-        pages[draw.randrange(len(pages))] ^= 1 << draw.randrange(8)
+        found = tiers._search.match(llm._engine.inputs.unserved(request(PROMPTS[0])), MISS)
+        page = tiers._copies.host.page_memory(tiers._host.page(draw.choice(found.pages).record.key))
+        page[draw.randrange(len(page))] ^= 1 << draw.randrange(8)
         wrong += tokens(llm, PROMPTS[0]) != expected
     stats = llm._engine.stats()
     assert (stats.kv_tiers.tiers["host"].mismatches, stats.preemptions, wrong) == (30, 30, 0)
-    assert num_layerwise == [5] * 30
+    assert num_layerwise == [num_pages] * 30

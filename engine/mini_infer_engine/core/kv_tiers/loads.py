@@ -66,7 +66,7 @@ class Loaded:
 
     sequence: Sequence
     num_tokens: int
-    """Tokens at its beginning that are on the device now."""
+    """Tokens at its beginning that are on the device now, in all KV groups."""
     tokens_by_tier: dict[str, int]
     """The tokens among them that came from each tier."""
     is_first: bool
@@ -102,7 +102,7 @@ class _Load:
     pages: Items[TierPage]
     targets: list[int]
     is_first: bool
-    is_prefetch: bool
+    is_prefetch: bool = False
     state: TierState | None = None
     checkpoint: int | None = None
     """The slot for the state, which the load uses."""
@@ -208,12 +208,8 @@ class Loads:
         after them. With `places` they are those of its KV groups, for the first `num_pages` pages of a prefix. What a
         prefetch loads is a hit only once a prompt uses it.
         """
-        checkpoint, targets = self._take_checkpoint(state), self._targets(sequence, pages)
-        load = _Load(sequence, sequence.num_computed, pages, targets, is_first, is_prefetch, state, checkpoint)
-        if places:
-            load.targets = [sequence.page_tables[group][place] for group, place in places]
-            load.num_whole = num_pages * self._pool.page_size
-            load.is_first_group = [not group for group, _ in places]
+        load = self._new_load(sequence, pages, places, num_pages, is_first=is_first)
+        load.is_prefetch, load.state, load.checkpoint = is_prefetch, state, self._take_checkpoint(state)
         self._register(sequence, load)
         if state is not None and load.checkpoint is None:
             self._end(load, 0)
@@ -227,7 +223,15 @@ class Loads:
         if not on_disk:
             self._copy(load)
 
-    def begin_layerwise(self, sequence: Sequence, pages: Items[TierPage], *, is_first: bool) -> LayerwiseLoad | None:
+    def begin_layerwise(
+        self,
+        sequence: Sequence,
+        pages: Items[TierPage],
+        *,
+        is_first: bool,
+        places: Items[tuple[int, int]] = (),
+        num_pages: int = 0,
+    ) -> LayerwiseLoad | None:
         """Loads pages of main memory behind the computed tokens of a sequence as `begin` does, for the next pass, which
         follows the load. Returns None, and begins nothing, if they are not all there any more.
         """
@@ -235,11 +239,10 @@ class Loads:
         if len(found) < len(pages):
             self._host.release_all(reversed(found))
             return None
-        targets = self._targets(sequence, pages)
-        load = _Load(sequence, sequence.num_computed, pages, targets, is_first, is_prefetch=False, is_layerwise=True)
-        load.host_pages, load.num_valid = found, len(found)
+        load = self._new_load(sequence, pages, places, num_pages, is_first=is_first)
+        load.is_layerwise, load.host_pages, load.num_valid = True, found, len(found)
         self._register(sequence, load)
-        moves = [PageMove(*pair) for pair in zip(found, targets, strict=True)]
+        moves = [PageMove(*pair) for pair in zip(found, load.targets, strict=True)]
         return self._copies.load_layerwise(moves, partial(self._copied, load))
 
     def take_before_pass(self, sequence: Sequence) -> None:
@@ -253,9 +256,23 @@ class Loads:
             self._copies.take()
         return self._ended_layerwise.pop(sequence)
 
-    def _targets(self, sequence: Sequence, pages: Items[TierPage]) -> list[int]:
+    def _new_load(
+        self,
+        sequence: Sequence,
+        pages: Items[TierPage],
+        places: Items[tuple[int, int]],
+        num_pages: int,
+        *,
+        is_first: bool,
+    ) -> _Load:
+        """Returns a load of pages to those of a sequence behind its computed tokens, or at these `places`."""
         first = sequence.num_computed // self._pool.page_size
-        return sequence.pages[first : first + len(pages)]
+        load = _Load(sequence, sequence.num_computed, pages, sequence.pages[first : first + len(pages)], is_first)
+        if places:
+            load.targets = [sequence.page_tables[group][place] for group, place in places]
+            load.num_whole = num_pages * self._pool.page_size
+            load.is_first_group = [not group for group, _ in places]
+        return load
 
     def _register(self, sequence: Sequence, load: _Load) -> None:
         self._loads[sequence] = load
@@ -402,7 +419,7 @@ class Loads:
         is_void = load.needs_all and num_valid < len(load.all_pages)
         num_tokens = load.num_before + len(used) * page_size
         if load.num_whole is not None:
-            num_tokens = load.num_before if is_void else load.num_whole
+            num_tokens = 0 if is_void else load.num_whole
         key = None if load.state is None else load.state.key
         ended = Loaded(sequence, num_tokens, dict(counts), load.is_first, is_void, key, checkpoint)
         if load.is_layerwise:

@@ -114,11 +114,13 @@ class KVTiers:
         layerwise = self._copies.host.layerwise
         load_s = self._host_tier.cost.seconds(len(match.pages) * self._page_size)
         in_memory = all(page.tier is self._host_tier for page in match.pages)
-        if layerwise is None or match.needs_all or not in_memory or not sequence.may_be_proved_late:
+        if layerwise is None or match.state is not None or not in_memory or not sequence.may_be_proved_late:
             return None
         if not loads_with_pass(load_s, layerwise.least_load_s, first_pass, self._search.compute_tokens_per_s):
             return None
-        return self._loads.begin_layerwise(sequence, match.pages, is_first=is_first)
+        return self._loads.begin_layerwise(
+            sequence, match.pages, is_first=is_first, places=match.places, num_pages=match.num_pages
+        )
 
     def take_before_pass(self, sequence: Sequence) -> None:
         """Has a load that `load_layerwise` has just begun precede the pass, which has no row of its sequence."""

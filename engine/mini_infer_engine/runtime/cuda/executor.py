@@ -653,7 +653,7 @@ class CudaExecutor:
         self.following_sizes.requested(graph.num_tokens)
         following = self.following_graphs.get(graph.num_tokens)
         if following is None:
-            for load, layer in itertools.product(loads, range(self.pool.spec.num_layers)):
+            for load, layer in itertools.product(loads, range(len(self.pool.places))):
                 load.wait_for_layer(layer)
         return following or graph
 

@@ -57,7 +57,7 @@ class CpuHostTier(HostTier):
 
     def load_layerwise(self, ticket: int, moves: Sequence[PageMove]) -> LayerwiseLoad:
         """Copies pages of main memory to the device, the first layer of all pages first."""
-        layers, (part,) = CopiedLayers(), self._loading.parts
+        layers, (part,) = CopiedLayers(self.places), self._loading.parts
 
         def copy() -> list[int]:
             try:

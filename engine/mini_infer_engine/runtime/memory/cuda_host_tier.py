@@ -130,6 +130,10 @@ class CudaHostTier(HostTier):
         the pass has been launched, which would wait for the host meanwhile.
         """
         layers, pages = self._layers, [move.target for move in moves]
+        if self.follows_passes:
+            # The host waits, not the stream: a graph in flight may wait for the events that are recorded anew below,
+            # and would wait for this load, which waited for it.
+            torch.cuda.current_stream(self._device).synchronize()
         with torch.cuda.device(self._device), torch.cuda.stream(self._loading):
             begin = _event()
             begin.record()
@@ -157,7 +161,7 @@ class CudaHostTier(HostTier):
     @cached_property
     def _layers(self) -> LoadedLayers:
         with torch.cuda.device(self._device):
-            return LoadedLayers(self.num_layers)
+            return LoadedLayers(self.num_layers, self.places)
 
     def _pieces_at(self, codec: PageCodec, rows: Sequence[int], pages: Sequence[int]) -> Pieces:
         """Returns the pieces of rows on the GPU, and their places in pages of main memory."""

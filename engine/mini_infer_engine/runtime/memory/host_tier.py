@@ -27,6 +27,10 @@ class HostTier(ABC):
     """True if loads of pages wait for the passes launched so far, which may still read what is behind their windows."""
     num_layers = 0
     """Layers of a page, one after another, by which pages can be loaded; 0 if they are loaded whole."""
+    places: Sequence[int] = ()
+    """The place of each layer of the model among those of its KV group's pages; empty if there is one group. Pages of
+    all groups are loaded together, one place after another.
+    """
 
     def __init__(
         self,

@@ -16,18 +16,20 @@ _ALL_LAYERS = 1 << 62
 class CopiedLayers:
     """The `LayerwiseLoad` of a thread that copies. The pass waits in another one."""
 
-    def __init__(self) -> None:
-        self._count = 0
+    def __init__(self, places: Sequence[int] = ()) -> None:
+        """Takes the place of each layer in its pages; none if that is the layer itself."""
+        self._count, self._places = 0, places
         self._changed = Condition()
 
     def wait_for_layer(self, layer: int) -> None:
         """Waits until this layer of all pages has been copied, or the copy has ended without it."""
-        if self._count <= layer:  # a count only grows: what is there needs no lock
+        place = self._places[layer] if self._places else layer
+        if self._count <= place:  # a count only grows: what is there needs no lock
             with self._changed:
-                self._changed.wait_for(lambda: self._count > layer)
+                self._changed.wait_for(lambda: self._count > place)
 
     def copied(self, count: int) -> None:
-        """Lets the pass read the first `count` layers."""
+        """Lets the pass read the first `count` layers of each page."""
         with self._changed:
             self._count = count
             self._changed.notify_all()

@@ -2,6 +2,7 @@
 for them can be captured before there is any load.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,12 +20,14 @@ class LoadedLayers:
     layers as well.
     """
 
-    def __init__(self, num_layers: int) -> None:
-        """Takes the layers of a page. Nothing is being loaded."""
-        self._num_layers, size = num_layers, -(-num_layers // _MOST_GROUPS)
+    def __init__(self, num_layers: int, places: Sequence[int] = ()) -> None:
+        """Takes the layers of a page, and the place there of each layer of the model; none if that is the layer itself.
+        Nothing is being loaded.
+        """
+        size = -(-num_layers // _MOST_GROUPS)
         self.groups = [(first, min(first + size, num_layers)) for first in range(0, num_layers, size)]
         """The first layer of each group, and the one after its last."""
-        self._size = size
+        self._awaited = groups_to_await([place // size for place in places or range(num_layers)])
         # In a graph, only such an event refers to what was recorded outside.
         self._events: list[Any] = [torch.cuda.Event(external=True) for _ in self.groups]  # type: ignore[no-untyped-call]
         for group in range(len(self.groups)):
@@ -35,8 +38,20 @@ class LoadedLayers:
         self._events[group].record()
 
     def wait_for_layer(self, layer: int) -> None:
-        """Has the current stream wait for this layer of the loads that have begun, and all before it. A pass attends
-        in order, so that only the first layer of a group waits.
+        """Has the current stream wait for this layer of the loads that have begun. A pass attends in order, so that
+        only the first layer that reads a group, or a later one than those before it, waits.
         """
-        if layer % self._size == 0:
-            self._events[layer // self._size].wait()
+        if (group := self._awaited.get(layer)) is not None:
+            self._events[group].wait()
+
+
+def groups_to_await(groups: Sequence[int]) -> dict[int, int]:
+    """Returns the layers that wait in a pass whose layers attend in order, and the group that each waits for. `groups`
+    are those that the layers read, which are copied in ascending order.
+    """
+    awaited: dict[int, int] = {}
+    newest = -1
+    for layer, group in enumerate(groups):
+        if group > newest:
+            awaited[layer] = newest = group
+    return awaited

@@ -52,13 +52,18 @@ def make_host_tier(
         tier = kind(codec, smallest(num_bytes // page_bytes), identity, None, states, pages_per_state)
     layers = _layers_to_load(pool, codec)
     tier.num_layers = layers if smallest(int(layers > 0)) else 0  # passes follow a load on all ranks or on none
+    if len(pool.kv_cache.groups) > 1:
+        tier.places = [place for _, place in pool.places]
     return tier
 
 
 def _layers_to_load(pool: KVPool, codec: PageCodec) -> int:
-    """Returns the layers of a pool's pages if each is there once the words of that layer are; otherwise 0."""
-    spec = pool.spec
-    if not isinstance(codec, RawPages) or len(codec.parts) != 1 or not pool.kv_cache.is_uniform or spec.head_shapes:
+    """Returns the layers of a pool's pages if each is there once the words of that layer are; otherwise 0.
+
+    Pages of different KV groups have different layers at the same place, as many words each.
+    """
+    spec, state_group = pool.spec, pool.kv_cache.state_group
+    if not isinstance(codec, RawPages) or len(codec.parts) != 1 or state_group is not None or spec.head_shapes:
         return 0
     return 0 if codec.parts[0].shape[1] % spec.num_layers else spec.num_layers
 

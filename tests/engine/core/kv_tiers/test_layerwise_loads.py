@@ -12,7 +12,7 @@ from mini_infer_engine.core.request import CachedTokens, Output, Request, Sampli
 from mini_infer_engine.core.sequence import State
 from tests.engine.core.kv_tiers.test_tiers import LENGTH, NUM_PAGES, PROMPT, _Eager, cached, others, run
 from tests.engine.core.test_constraints import DIGITS, Bench
-from tests.engine.core.test_engine_events import SETUPS, TIERED, TieredWorld, break_tier, make_world
+from tests.engine.core.test_engine_events import SETUPS, TIERED, WINDOWED, TieredWorld, break_tier, make_world
 from tests.support.engine_world import make_engine
 from tests.support.fake_runner import FakeRunner, expected_tokens
 from tests.support.fake_tiers import FakeHostMemory, FakeLayerwiseLoad
@@ -309,15 +309,18 @@ def test_pages_are_loaded_before_the_pass_when_it_has_no_room_for_the_chunk(monk
     check_nothing_is_left(engine)
 
 
-def test_every_text_is_right_when_loads_go_with_passes_and_come_changed() -> None:
+@pytest.mark.parametrize("groups", [{}, WINDOWED], ids=["one group", "windows"])
+def test_every_text_is_right_when_loads_go_with_passes_and_come_changed(groups: dict[str, tuple[Any, ...]]) -> None:
     """Forty engines, most with few requests at a time, 200 events each; the sums show that the events reach what they
-    try.
+    try. A row that reads another group's page, or one before it is loaded, fails in the fake runner.
     """
     alone = {"loads_by_layer": (True,), "num_tier_pages": ((40, 0), (60, 8)), "spare_pages": (0, 2, 4)}
+    if groups:
+        alone |= {"num_tier_pages": ((80, 0), (120, 16))}
     loads = mismatches = hits = 0
     for seed in range(40):
         draw = random.Random(seed)
-        world = make_world(draw, SETUPS | TIERED | alone)
+        world = make_world(draw, SETUPS | TIERED | groups | alone)
         assert isinstance(world, TieredWorld)
         tiers, memory = world.engine._tiers, world.runner.host_memory
         assert memory is not None
