@@ -9,18 +9,14 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
-from threading import Semaphore
 
 import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
-from triton import AsyncCompileMode
 
 from mini_infer_engine.communication.collectives import NoCollectives
 from mini_infer_engine.config.errors import ModelError
@@ -30,24 +26,12 @@ from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.config.options.speculation import speculation_of
 from mini_infer_engine.core.batch import Batch, Row, TokenMasks, Transfers
 from mini_infer_engine.core.kv_tiers.tier_memory import LayerwiseLoad
-from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.speculation.pass_times import GuessCosts
 from mini_infer_engine.device import to_device
-from mini_infer_engine.kernels.compilations import noticed_compilations
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.copy_pages import copy_pages
 from mini_infer_engine.kernels.embed_decode import gather_places
-from mini_infer_engine.kernels.gemm.gemm_rules import K_SPLITS
-from mini_infer_engine.kernels.gemm.tuned_configs import LARGE_M_ROWS
-from mini_infer_engine.kernels.moe.expert_tiles import MEAN_ROWS
-from mini_infer_engine.kernels.norm.rms_norm import add_rms_norm
-from mini_infer_engine.kernels.sampling.penalise import count_sampled, penalised
-from mini_infer_engine.kernels.sampling.token_mask import apply_token_masks
-from mini_infer_engine.layers.linear import Linear
-from mini_infer_engine.layers.moe import SparseMoE
-from mini_infer_engine.layers.norm import RMSNorm
-from mini_infer_engine.layers.packed import PackedMethod
-from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.ops.base import AttentionPass, ResidualState
 from mini_infer_engine.ops.triton_ops import TritonOps
 from mini_infer_engine.runtime.attention.triton_backends import triton_backend
@@ -65,6 +49,7 @@ from mini_infer_engine.runtime.cuda.graphs import (
     prefill_sequences,
 )
 from mini_infer_engine.runtime.cuda.hidden_states import CudaHiddenStates
+from mini_infer_engine.runtime.cuda.kernel_warmup import Work, rare_kernels, run_in_threads, warmup_batches
 from mini_infer_engine.runtime.cuda.sampling import CudaPassHandle, CudaSampling
 from mini_infer_engine.runtime.cuda.speculation import CudaSpeculation
 from mini_infer_engine.runtime.cuda.stage import CudaStage
@@ -82,26 +67,15 @@ from mini_infer_engine.runtime.worker import ModelWorker
 
 log = logging.getLogger(__name__)
 
-_COMPILERS = 16
-"""Kernels that compile at a time. Batches that need the same kernel wait for one of them: otherwise each would compile
-it, 130 kernels instead of 39.
-"""
-_LOADERS = 2
-"""Passes that load their kernels at a time, until one has to be compiled."""
-_LOOK_EVERY_S = 0.02
-"""Seconds between two looks whether a kernel was compiled that the cache lacked."""
 _GRAPH_OBJECT_BYTES = 1 << 20
 """Bytes that the driver takes for a recorded graph, in addition to the memory that its kernels use."""
 
-_WITH_CONFIGS_BY_ROWS = (Mechanism.LARGE_M_GEMM, Mechanism.INT8_GEMM)
-"""Kernels that have another config, and so are compiled anew, for other numbers of rows above MAX_M."""
 _COPIES_AT_ONCE = 2
 """Least copies that share one launch: a launch for each takes a tenth of a millisecond of the host's time for ten
 beams.
 """
 
 Forward = Callable[[], None]
-Work = Callable[[], object]
 
 
 class CudaExecutor:
@@ -197,127 +171,33 @@ class CudaExecutor:
     # -- Before the first request
 
     def compile_kernels(self, most_tokens: int, *, defers: bool = False) -> None:
-        """Compiles every kernel in its variants, several at a time: one by one they would be most of a cold start.
+        """Compiles every kernel in its variants.
 
         With `defers`, kernels of rare requests are left for `warm_up` unless the others show that Triton's cache is
-        cold: then a request would wait for the compiler.
+        cold.
         """
-        params = SamplingParams()
-        largest = min(self.settings.max_num_seqs, most_tokens)
-        # Where products or decode attention change their kernel with the number of rows.
-        decodes = [size for size in (1, 9, 17, 33, 65, 129, 257) if size <= largest]
-        num_more = len(self.pool.kv_cache.groups) - 1
-
-        def row(slot: int, tokens: int) -> Row:
-            pages = list(range(-(-tokens // self.pool.spec.page_size)))
-            return Row(slot, 0, tokens, [0] * tokens, pages, params, more_page_tables=[pages] * num_more)
-
-        batches = [Batch([row(slot, 1) for slot in range(rows)], rows) for rows in decodes]
-        prompts = (16, 32, 64, 512, 4096, *self._expert_tokens(), *self._large_m_tokens())
-        batches += [Batch([row(0, tokens)], 0) for tokens in {min(tokens, most_tokens) for tokens in prompts}]
-
-        def run(batch: Batch) -> None:
-            torch.cuda.set_device(self.worker.device)
-            with torch.inference_mode():
-                self.state.begin(batch.rows[batch.num_decodes :])
-                samples = self.stage is None or self.stage.is_last
-                state = self._eager(batch, every_token=not samples)[1]
-                if not samples:
-                    return
-                logits = self.worker.model.logits(self.ops, state)
-                slots = torch.full((len(logits),), self.state.padding_slot, dtype=torch.int32, device=logits.device)
-                self.sampling.sample(logits, slots, filtered=True)
-
-        def on_device(work: Work) -> None:
-            torch.cuda.set_device(self.worker.device)
-            with torch.inference_mode():
-                work()
-
-        # Threads are in no order: what ranks do together comes with the first passes, which are.
-        ops, self.ops = self.ops, TritonOps(self.kernels, NoCollectives(self.worker.collectives.parallel))
-        works: list[Work] = [partial(run, batch) for batch in batches]
+        worker, kernels = self.worker, self.kernels
+        batches = warmup_batches(worker.model, kernels.policy, self.pool, self.settings.max_num_seqs, most_tokens)
+        common: list[Work] = [partial(self._compile_pass, batch) for batch in batches]
         if self.speculation is not None:
-            works += [partial(on_device, work) for work in self.speculation.passes()]
-
-        def compile_rare() -> None:
-            for work in self._rare_kernels():
-                work()
-
-        # Kernels that the cache has are loaded by Python, which runs one thread at a time, and weights come meanwhile.
-        turns = Semaphore(_LOADERS)
-
-        def in_turn(work: Work) -> None:
-            with turns:
-                work()
-
-        with (
-            noticed_compilations() as has_compiled,
-            ThreadPoolExecutor(_COMPILERS) as compilers,
-            AsyncCompileMode(compilers),
-            ThreadPoolExecutor(len(works) + 1) as threads,
-        ):
-            # All on one stream: what kernels leave to each other in the workspace stays theirs.
-            rare, common = partial(on_device, compile_rare), [partial(in_turn, work) for work in works]
-            started = {threads.submit(copy_context().run, work) for work in ([] if defers else [rare]) + common}
-            pending = started
-            while pending and not has_compiled.is_set():
-                pending = wait(pending, _LOOK_EVERY_S).not_done
-            if has_compiled.is_set():
-                turns.release(len(works))
-                if defers:
-                    started.add(threads.submit(copy_context().run, rare))
-            for future in started:
-                future.result()
+            common += self.speculation.passes()
+        # Threads are in no order: what ranks do together comes with the first passes, which are.
+        ops, self.ops = self.ops, TritonOps(kernels, NoCollectives(worker.collectives.parallel))
+        run_in_threads(common, self._rare_kernels(), worker.device, defers=defers)
         self.ops = ops
 
-    def _expert_tokens(self) -> Iterator[int]:
-        """Yields numbers of tokens for which grouped GEMM has each of its tile heights."""
-        specs = {module.spec for module in self.worker.model.modules() if isinstance(module, SparseMoE)}
-        for spec, mean_rows in itertools.product(specs, MEAN_ROWS.values()):
-            yield max(2, spec.num_stacked * mean_rows // spec.experts_per_token)
-
-    def _large_m_tokens(self) -> tuple[int, ...]:
-        """Returns numbers of tokens for which products with quantised weights have each of their configs."""
-        if not any(map(self.kernels.policy.uses, _WITH_CONFIGS_BY_ROWS)):
-            return ()
-        layers = (module for module in self.worker.model.modules() if isinstance(module, Linear))
-        return LARGE_M_ROWS if any(isinstance(layer.method, PackedMethod) for layer in layers) else ()
+    def _compile_pass(self, batch: Batch) -> None:
+        """Compiles the kernels of a pass by running it. It samples for the spare slot."""
+        self.state.begin(batch.rows[batch.num_decodes :])
+        samples = self.stage is None or self.stage.is_last
+        state = self._eager(batch, every_token=not samples)[1]
+        if samples:
+            logits = self.worker.model.logits(self.ops, state)
+            slots = torch.full((len(logits),), self.state.padding_slot, dtype=torch.int32, device=logits.device)
+            self.sampling.sample(logits, slots, filtered=True)
 
     def _rare_kernels(self) -> Iterator[Work]:
-        """Yields work that compiles page updates, plain sampling, sums of products, log probabilities, and attention of
-        passes that are not captured, each in a fraction of a second.
-
-        So no request waits for a compiler. The work changes nothing that sequences have.
-        """
-        worker = self.worker
-        null = self.pool.null_page
-        logits = torch.zeros((1, worker.config.vocab_size), dtype=worker.dtype, device=worker.device)
-        padding = torch.full((1,), self.state.padding_slot, dtype=torch.int32, device=worker.device)
-        scores = penalised(logits, padding, self.sampling.penalties)  # fp32, as what a bias or a ban has changed is
-        no_mask = torch.zeros((1, 1 + -(-worker.config.vocab_size // 32)), dtype=torch.int32, device=worker.device)
-        no_copy = torch.tensor([[null, null, 0]], dtype=torch.int32, device=worker.device)
-        yield self.state.compile_updates
-        yield partial(copy_pages, self.pool.pages, no_copy)
-        for values, filtered in itertools.product((logits, scores), (False, True)):
-            yield partial(self.sampling.sample, values, padding, filtered=filtered)
-        yield partial(penalised, scores, padding, self.sampling.penalties)
-        for values in (logits, scores):
-            yield partial(apply_token_masks, values, no_mask)
-        yield partial(count_sampled, padding, self.state.state, self.sampling.penalties)
-        yield partial(gather_places, padding.long(), self.state.state)
-        yield from self.sampling.logprobs.kernels(logits, padding, self.state.state.last_tokens)
-        if isinstance(worker.model, DecoderModel):
-            yield partial(self._compile_sums, worker.model)
-        yield partial(self.attention.compile_rare, self.state.page_tables[:, -1:], worker.dtype)
-
-    def _compile_sums(self, model: DecoderModel) -> None:
-        """Compiles the norm that adds the partial sums of a product."""
-        width, dtype = model.config.hidden_size, self.worker.dtype
-        summands = torch.zeros((max(K_SPLITS), 1, width), dtype=dtype, device=self.worker.device)
-        norms = (module for module in model.modules() if isinstance(module, RMSNorm))
-        norm = next(norm for norm in norms if norm.weight.shape == (width,))
-        for splits in K_SPLITS:
-            add_rms_norm(summands[0].clone(), summands[:splits], norm.weight, norm.eps)
+        return rare_kernels(self.worker, self.pool, self.sampling, self.attention)
 
     def capture(
         self, *, reports_layers: bool = False, loads: LayerwiseLoad | None = None, defers: bool = False
