@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import msgspec
 import torch
 
 from mini_infer_engine import LLM, SamplingParams
@@ -29,18 +30,13 @@ from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.speculation.pass_times import GuessCosts
 from mini_infer_engine.core_process import build
 from mini_infer_engine.core_process.messages import ModelInfo
-from mini_infer_engine.offline import llm
+from mini_infer_engine.offline import loaded_model
 from mini_infer_engine.runtime.cuda import device_state
 from mini_infer_engine.runtime.cuda import executor as cuda_executor
 from mini_infer_engine.runtime.cuda import graphs as cuda_graphs
 from mini_infer_engine.runtime.cuda import sampling as cuda_sampling
-from mini_infer_engine.runtime.cuda.graph_sizes import GraphSizes
-from mini_infer_engine.runtime.cuda.graphs import (
-    DecodeGraph,
-    PrefillGraph,
-    decode_buckets,
-    prefill_buckets,
-)
+from mini_infer_engine.runtime.cuda.captured_graphs import CapturedGraphs
+from mini_infer_engine.runtime.cuda.graphs import decode_buckets, prefill_buckets
 from mini_infer_engine.runtime.cuda.sampling import CudaSampling
 from mini_infer_engine.runtime.inputs.batch_tensors import build_inputs
 from mini_infer_engine.runtime.memory.device_memory import DeviceMemory
@@ -71,28 +67,37 @@ class IdleExecutor(cuda_executor.CudaExecutor):
             num_pages=NUM_PAGES,
             host_pages=(),
             kv_cache=UNIFORM,
+            states=None,
+            hidden=None,
+            bounds=None,
+            swap_check=None,
         )
         link = SimpleNamespace(size=1)
-        model, config = SimpleNamespace(parameters=lambda: ()), SimpleNamespace(eos_token_ids=())
+        model = SimpleNamespace(parameters=lambda: (), attention_layers=())
+        config = SimpleNamespace(eos_token_ids=(), recurrence=None, stage=link)
         self.worker = SimpleNamespace(device=device, head=None, link=link, model=model, config=config)
         width = device_state.page_table_width(SETTINGS["max_model_len"], PAGE_SIZE)
         self.state = device_state.DeviceBatchState(settings.max_num_seqs, width, NUM_PAGES, device)
         any_pages = 1 << 30
-        self.ops = self.captured_ops = None
         self.attention = SimpleNamespace(page_size=PAGE_SIZE, most_pages=lambda tokens, sequences: any_pages)
-        self.speculation = self.stage = self.layers = None
+        self.ops = self.speculation = self.stage = self.layers = self.images = None
         self.max_speculative_rows, self.guess_costs = 0, GuessCosts()
         self._has_unsampled = False
-        self.prefill_sizes = GraphSizes(prefill_buckets(8192, launch_bound=True))
-        buckets = decode_buckets(settings.max_num_seqs)
-        self.sampling = CudaSampling(self.state, 1, torch.float32, buckets, 1, None)
-        parts = self._captured_model()
-        self.decode_graphs = {bucket: DecodeGraph(parts, bucket, None) for bucket in buckets}
-        self.prefill_graphs = {
-            size: PrefillGraph(parts, size, 0, None) for size in prefill_buckets(8192, launch_bound=True)
-        }
-        for bucket in buckets:
-            self.sampling.capture(bucket, None)
+        self.sampling = CudaSampling(self.state, 1, torch.float32, decode_buckets(settings.max_num_seqs), 1, None)
+        captured = cuda_graphs.CapturedModel(
+            model=None,
+            ops=None,
+            kernels=None,
+            attention=self.attention,
+            state=self.state,
+            slots=self.sampling.slots,
+            logits=self.sampling.logits,
+            null_page=NUM_PAGES,
+            stage=None,
+        )
+        shapes = dict.fromkeys(prefill_buckets(8192, launch_bound=True), 0)
+        self.graphs = CapturedGraphs(captured, shapes, self.sampling, None, config, settings)
+        self.graphs.capture(None, None, defers=False)
 
     def _run_eagerly(self, batch: Batch, handle: object) -> None:
         build_inputs(batch, PAGE_SIZE, NUM_PAGES, self.worker.device)
@@ -102,7 +107,7 @@ def idle_llm(patches: contextlib.ExitStack) -> LLM:
     """Around an IdleExecutor; what touches a device does nothing from now on."""
 
     def build_idle(settings: EngineSettings, *_: object, record_events: bool, **__: object) -> build.BuiltEngine:
-        settings = llm.msgspec.structs.replace(settings, max_num_batched_tokens=8192)
+        settings = msgspec.structs.replace(settings, max_num_batched_tokens=8192)
         executor: Any = IdleExecutor(settings)
         memory = DeviceMemory(torch.device("cpu"))
         runner = ModelRunner(executor.worker, executor.pool, executor, 16_384, settings, memory)
@@ -111,7 +116,7 @@ def idle_llm(patches: contextlib.ExitStack) -> LLM:
         return build.BuiltEngine(engine, info, "idle", None, _nothing)
 
     silence_device(patches)
-    patches.enter_context(mock.patch.object(llm, "build_engine", build_idle))
+    patches.enter_context(mock.patch.object(loaded_model, "build_engine", build_idle))
     return LLM("dry", **SETTINGS)
 
 
@@ -123,6 +128,8 @@ def silence_device(patches: contextlib.ExitStack) -> None:
         (cuda_executor, "copy_pages", _nothing),
         (cuda_graphs, "record", lambda *_: SimpleNamespace(replay=_nothing)),
         (cuda_sampling, "record", lambda *_: SimpleNamespace(replay=_nothing)),
+        (torch.cuda, "graph_pool_handle", _nothing),
+        (torch.cuda, "synchronize", _nothing),
         (torch.cuda, "Event", lambda: SimpleNamespace(record=_nothing, synchronize=_nothing)),
     ):
         patches.enter_context(mock.patch.object(owner, name, instead))

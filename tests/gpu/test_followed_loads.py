@@ -233,15 +233,15 @@ def test_graph_that_waits_is_replayed_once_it_is_captured(
     engine = open_engine(tmp_path, **settings | {"step_depth": 0})
     executor: Any = engine._runner.executor  # type: ignore[attr-defined]  # it has one
     assert isinstance(executor, CudaExecutor)
-    assert set(executor.following_graphs) == set(executor.prefill_graphs)
+    assert set(executor.graphs.following_graphs) == set(executor.graphs.prefill_graphs)
     expected = tokens(engine, PROMPTS[0])
     evict(engine)
-    replays, graphs = list[bool](), executor.following_graphs
-    for kind, one in ((False, executor.prefill_graphs), (True, graphs)):
+    replays, graphs = list[bool](), executor.graphs.following_graphs
+    for kind, one in ((False, executor.graphs.prefill_graphs), (True, graphs)):
         for graph in one.values():
             monkeypatch.setattr(graph, "run", noted(graph.run, replays, kind))
     if not captured:
-        executor.following_graphs = {}
+        executor.graphs.following_graphs = {}
     assert tokens(engine, PROMPTS[0]) == expected
     assert followed == [num_pages]
     assert replays[0] is captured

@@ -45,6 +45,7 @@ from mini_infer_engine.layers.grouped import GroupedMethod
 from mini_infer_engine.layers.packed import PackedMethod
 from mini_infer_engine.quantization import fp4, integer
 from mini_infer_engine.runtime import memory_plan
+from mini_infer_engine.runtime.cuda import captured_graphs
 from mini_infer_engine.runtime.cuda import executor as cuda_executor
 from mini_infer_engine.runtime.cuda import graphs as cuda_graphs
 from mini_infer_engine.runtime.cuda import sampling as cuda_sampling
@@ -126,7 +127,7 @@ def interpreted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
     monkeypatch.setattr(linear, "blocked_weight", lambda weight: None)
     for module in (cuda_graphs, cuda_sampling):
         monkeypatch.setattr(module, "record", lambda run, memory: (run(), SimpleNamespace(replay=run))[1])
-    monkeypatch.setattr(cuda_executor, "prefill_buckets", lambda largest, **_: [48])
+    monkeypatch.setattr(captured_graphs, "prefill_buckets", lambda largest, **_: [48])
     monkeypatch.setattr(cuda_executor, "decode_buckets", lambda largest: [4])
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -136,7 +137,7 @@ def interpreted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
     def make(
         *, decodes_beside: int = 0, group: RankGroup = ALONE_IN_GROUP, defers: bool = False, **settings: Any
     ) -> ModelRunner:
-        monkeypatch.setattr(cuda_executor, "decodes_beside", lambda *_, **__: decodes_beside)
+        monkeypatch.setattr(captured_graphs, "decodes_beside", lambda *_, **__: decodes_beside)
         common = {"device": "cpu", "page_size": 16, "kv_cache_memory": 1 << 23, "max_num_seqs": 6}
         return make_runner(make_settings(tmp_path, **(common | settings)), group, defers=defers)
 
@@ -619,7 +620,7 @@ def test_passes_whose_pages_do_not_fit_run_kernel_by_kernel_and_are_not_widened(
     runner = interpreted(kv_cache_dtype="int8", max_model_len=64)
     executor = runner.executor
     assert isinstance(executor, CudaExecutor)
-    (graph,) = executor.prefill_graphs.values()
+    (graph,) = executor.graphs.prefill_graphs.values()
     fits = [prompt(slot, 24, 8, [2 * slot, 2 * slot + 1]) for slot in range(4)]  # 8 pages: two sequences of 64 tokens
     assert graph.fits(32, 0, fits)
     too_many = [*fits[:3], prompt(3, 32, 8, [6, 7, 8])]
@@ -631,7 +632,7 @@ def test_passes_whose_pages_do_not_fit_run_kernel_by_kernel_and_are_not_widened(
     assert widening
     few = interpreted(kv_cache_dtype="int8", max_model_len=64, disable=["wide_pages"])
     assert isinstance(few.executor, CudaExecutor)
-    (graph,) = few.executor.prefill_graphs.values()
+    (graph,) = few.executor.graphs.prefill_graphs.values()
     assert graph.fits(32, 0, too_many), "what widens nothing has room for any pages"
 
 
@@ -703,7 +704,8 @@ def test_passes_use_larger_graphs_until_their_own_is_captured(
     runner = interpreted(defers=True)
     executor = runner.executor
     assert isinstance(executor, CudaExecutor)
-    assert list(executor.decode_graphs) == [6, 1], "largest first, so that others share its memory"
+    graphs = executor.graphs.decode_graphs
+    assert list(graphs) == [6, 1], "largest first, so that others share its memory"
     engine = Engine(runner.settings, runner, (), runner.max_model_len, "", record_events=False)
     step = engine.step
 
@@ -714,10 +716,10 @@ def test_passes_use_larger_graphs_until_their_own_is_captured(
 
     monkeypatch.setattr(engine, "step", step_and_warm_up)
     assert texts(engine, requests) == expected
-    assert list(executor.decode_graphs) == [6, 1, 2], "the size of this batch, not the others, before rare kernels"
+    assert list(graphs) == [6, 1, 2], "the size of this batch, not the others, before rare kernels"
     while runner.warm_up():
         pass
-    assert sorted(executor.decode_graphs) == [1, 2, 3, 6]
+    assert sorted(graphs) == [1, 2, 3, 6]
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True])
@@ -978,7 +980,7 @@ def test_pass_with_prompts_waits_for_each_layer_of_its_loads(
     executor, captured = runner.executor, NotedLoad()
     assert isinstance(executor, CudaExecutor)
     executor.capture(loads=captured)
-    assert set(executor.following_graphs) == set(executor.prefill_graphs) == {48}
+    assert set(executor.graphs.following_graphs) == set(executor.graphs.prefill_graphs) == {48}
 
     def waited(row: Row) -> tuple[list[int], list[int], list[int | None]]:
         """Returns the layers that the graph waited for, those that were waited for by call, and the token."""
@@ -995,5 +997,5 @@ def test_pass_with_prompts_waits_for_each_layer_of_its_loads(
     assert [waited(row) for row in rows] == [([0, 1], [], token) for token in expected]
     scored = msgspec.structs.replace(rows[0], prompt_targets=[7])  # kernel by kernel
     assert waited(scored)[:2] == ([], [0, 1])
-    executor.following_graphs = {}
+    executor.graphs.following_graphs = {}
     assert [waited(row) for row in rows] == [([], [0, 1], token) for token in expected]

@@ -131,7 +131,7 @@ def test_large_models_have_prompts_and_decodes_in_one_graph(
     )
     runner = make_runner(settings)
     assert isinstance(runner.executor, CudaExecutor)
-    assert all(graph.num_decodes for graph in runner.executor.prefill_graphs.values())
+    assert all(graph.num_decodes for graph in runner.executor.graphs.prefill_graphs.values())
     check(texts(make_engine(settings, runner), requests()), expected)
 
 

@@ -23,7 +23,7 @@ from mini_infer_engine.dry.vocabulary import EOS_TOKEN_IDS, VOCAB_SIZE, dry_asse
 from mini_infer_engine.kernels.attention import attention_config
 from mini_infer_engine.layers import linear
 from mini_infer_engine.runtime.attention.triton_attention import TritonAttention
-from mini_infer_engine.runtime.cuda import draft_reading
+from mini_infer_engine.runtime.cuda import captured_graphs, draft_reading
 from mini_infer_engine.runtime.cuda import executor as cuda_executor
 from mini_infer_engine.runtime.cuda import graphs as cuda_graphs
 from mini_infer_engine.runtime.cuda import sampling as cuda_sampling
@@ -252,7 +252,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[lis
     monkeypatch.setattr(linear, "blocked_weight", lambda weight: None)
     for module in (cuda_graphs, cuda_sampling, cuda_speculation, draft_reading):
         monkeypatch.setattr(module, "record", lambda run, memory: SimpleNamespace(replay=run))
-    monkeypatch.setattr(cuda_executor, "prefill_buckets", lambda largest, **_: [16])
+    monkeypatch.setattr(captured_graphs, "prefill_buckets", lambda largest, **_: [16])
     monkeypatch.setattr(cuda_executor, "decode_buckets", lambda largest: [2])
     monkeypatch.setattr(cuda_speculation, "speculative_buckets", lambda largest: [2])
     monkeypatch.setattr(draft_reading, "READ_BUCKETS", (16,))

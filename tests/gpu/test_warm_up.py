@@ -53,12 +53,12 @@ def test_tokens_are_the_same_when_graphs_are_captured_between_passes(tmp_path: P
     assert isinstance(runner.executor, CudaExecutor)
     assert isinstance(ready.executor, CudaExecutor)
     if not options.get("enforce_eager"):
-        assert 0 < len(runner.executor.decode_graphs) < len(ready.executor.decode_graphs)
+        assert 0 < len(runner.executor.graphs.decode_graphs) < len(ready.executor.graphs.decode_graphs)
     assert texts_while_warming_up(engine, runner, requests) == expected
     while runner.warm_up():
         pass
-    assert set(runner.executor.decode_graphs) == set(ready.executor.decode_graphs)
-    assert set(runner.executor.prefill_graphs) == set(ready.executor.prefill_graphs)
+    assert set(runner.executor.graphs.decode_graphs) == set(ready.executor.graphs.decode_graphs)
+    assert set(runner.executor.graphs.prefill_graphs) == set(ready.executor.graphs.prefill_graphs)
     assert texts(make_engine(make_settings(tmp_path, **options), runner), requests) == expected
 
 

@@ -6,22 +6,14 @@ everything else runs the same kernels one by one. It decides nothing about what 
 
 import itertools
 import logging
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from mini_infer_engine.communication.collectives import NoCollectives
-from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.model.model_config import ModelConfig
-from mini_infer_engine.config.options.mechanisms import Mechanism
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.config.options.speculation import speculation_of
 from mini_infer_engine.core.batch import Batch, Row, TokenMasks, Transfers
@@ -35,19 +27,9 @@ from mini_infer_engine.kernels.embed_decode import gather_places
 from mini_infer_engine.ops.base import AttentionPass, ResidualState
 from mini_infer_engine.ops.triton_ops import TritonOps
 from mini_infer_engine.runtime.attention.triton_backends import triton_backend
+from mini_infer_engine.runtime.cuda.captured_graphs import CapturedGraphs, prefill_shapes
 from mini_infer_engine.runtime.cuda.device_state import DeviceBatchState, page_table_width, refuses_suppressed
-from mini_infer_engine.runtime.cuda.graph_sizes import GraphSizes, sizes_at_start
-from mini_infer_engine.runtime.cuda.graphs import (
-    CapturedModel,
-    DecodeGraph,
-    GraphMemory,
-    PrefillGraph,
-    decode_buckets,
-    decodes_beside,
-    is_launch_bound,
-    prefill_buckets,
-    prefill_sequences,
-)
+from mini_infer_engine.runtime.cuda.graphs import CapturedModel, PrefillGraph, decode_buckets, prefill_sequences
 from mini_infer_engine.runtime.cuda.hidden_states import CudaHiddenStates
 from mini_infer_engine.runtime.cuda.kernel_warmup import Work, rare_kernels, run_in_threads, warmup_batches
 from mini_infer_engine.runtime.cuda.sampling import CudaPassHandle, CudaSampling
@@ -66,9 +48,6 @@ from mini_infer_engine.runtime.recurrent.triton_pass import TritonRecurrentPass
 from mini_infer_engine.runtime.worker import ModelWorker
 
 log = logging.getLogger(__name__)
-
-_GRAPH_OBJECT_BYTES = 1 << 20
-"""Bytes that the driver takes for a recorded graph, in addition to the memory that its kernels use."""
 
 _COPIES_AT_ONCE = 2
 """Least copies that share one launch: a launch for each takes a tenth of a millisecond of the host's time for ten
@@ -92,7 +71,6 @@ class CudaExecutor:
         self.kernels = KernelContext.of(device, settings.disable)
         self.ops = TritonOps(self.kernels, worker.collectives, overlaps_sums=True)
         """Ops of passes that are launched kernel by kernel."""
-        self.captured_ops = TritonOps(self.kernels, worker.collectives)
         self.state = DeviceBatchState(settings.max_num_seqs, width, pool.null_page, device, len(pool.kv_cache.groups))
         longest = width * pool.spec.page_size
         vision = worker.config.vision
@@ -105,8 +83,10 @@ class CudaExecutor:
             sees_later_keys=vision is not None and vision.is_bidirectional,
         )
         self.compactor = Compactor(pool)
-        buckets, prefills = decode_buckets(settings.max_num_seqs), self._prefill_sizes()
-        most_rows = max((decodes + prefill_sequences(tokens) for tokens, decodes in prefills), default=0)
+        is_recurrent = pool.states is not None
+        shapes = prefill_shapes(settings, self.kernels.policy, worker, self.attention, is_recurrent=is_recurrent)
+        buckets = decode_buckets(settings.max_num_seqs)
+        most_rows = max((decodes + prefill_sequences(tokens) for tokens, decodes in shapes.items()), default=0)
         self.sampling = CudaSampling(
             self.state, worker.config.vocab_size, worker.dtype, buckets, most_rows, self.kernels
         )
@@ -130,18 +110,24 @@ class CudaExecutor:
         self.guess_costs = GuessCosts()
         self.stage = None
         if worker.link.size > 1:
-            self.stage = CudaStage(worker, self.state, max([buckets[-1], *(tokens for tokens, _ in prefills)]))
+            self.stage = CudaStage(worker, self.state, max([buckets[-1], *shapes]))
         self.images = image_encoder_of(worker)
         self.layers: LayerCounters | None = None
         """Counters by which passes with prompts report the progress of their layers."""
-        self.loads: LayerwiseLoad | None = None
-        """The loads that captured passes with `Batch.layerwise_loads` wait for; None if there are no such passes."""
-        self.decode_graphs: dict[int, DecodeGraph] = {}
-        self.prefill_graphs: dict[int, PrefillGraph] = {}
-        self.prefill_sizes = GraphSizes([tokens for tokens, _ in prefills])
-        self.following_graphs: dict[int, PrefillGraph] = {}
-        """Captured passes with prompts that follow loads, by their tokens."""
-        self.following_sizes = GraphSizes([])
+        captured = CapturedModel(
+            model=model,
+            ops=TritonOps(self.kernels, worker.collectives),
+            kernels=self.kernels,
+            attention=self.attention,
+            state=self.state,
+            slots=self.sampling.slots,
+            logits=self.sampling.logits,
+            null_page=pool.null_page,
+            stage=self.stage,
+            states=self.states,
+            recurrent=pool.states,
+        )
+        self.graphs = CapturedGraphs(captured, shapes, self.sampling, self.speculation, worker.config, settings)
         self._deferred: Iterator[Work] = iter(())
         """Work of the start that comes after readiness."""
         self._has_unsampled = False
@@ -151,22 +137,6 @@ class CudaExecutor:
     def prefill_kernel() -> Callable[..., Tensor] | None:
         """Returns the kernel of attention from prompt chunks, or None for our own."""
         return None
-
-    def _prefill_sizes(self) -> list[tuple[int, int]]:
-        """Returns (tokens, most decode rows) of the passes with prompts that are captured."""
-        policy, largest = self.kernels.policy, self.settings.max_num_seqs
-        if self.settings.enforce_eager or not policy.uses(Mechanism.PREFILL_GRAPHS):
-            return []
-        # The stages of a pipeline each compute a pass in one part, which hands on all of its tokens.
-        separate = policy.uses(Mechanism.SEPARATE_DECODE_GRAPHS) and self.worker.link.size == 1
-        launch_bound = separate and is_launch_bound(self.worker.weight_bytes)
-        most_tokens, is_recurrent = self.settings.max_num_batched_tokens or 1 << 30, self.pool.states is not None
-        buckets = prefill_buckets(most_tokens, launch_bound=launch_bound, is_recurrent=is_recurrent)
-        return [
-            (tokens, decodes_beside(tokens, largest, launch_bound=launch_bound))
-            for tokens in buckets
-            if tokens <= self.attention.most_captured_tokens
-        ]
 
     # -- Before the first request
 
@@ -202,86 +172,27 @@ class CudaExecutor:
     def capture(
         self, *, reports_layers: bool = False, loads: LayerwiseLoad | None = None, defers: bool = False
     ) -> None:
-        """Records the graphs, largest first, so that all share the largest one's memory.
+        """Records the graphs.
 
         With `reports_layers`, passes with prompts report the progress of their layers from now on. With `loads`, they
-        are recorded a second time for batches that follow loads: waits cost the others nothing. With `defers`, most
-        graphs are left for `warm_up`; passes use larger ones meanwhile, and follow no loads without one.
+        are recorded a second time for batches that follow loads. With `defers`, most graphs are left for `warm_up`.
         """
         if reports_layers:
             self.layers = LayerCounters(len(self.worker.model.attention_layers), self.worker.device)
             self.layers.mark(0)  # compiles the kernel
-        if loads is not None:
-            self.loads, self.following_sizes = loads, GraphSizes([tokens for tokens, _ in self._prefill_sizes()])
-        memory = None
-        if not self.settings.enforce_eager:
-            memory = GraphMemory()
-            with refused_capture(self.worker.config):
-                self._capture(memory, defers=defers)
-        if defers:
-            self._deferred = self._left_for_later(memory)
-
-    def _capture(self, memory: GraphMemory, *, defers: bool) -> None:
-        started = time.perf_counter()
-        sizes = self.prefill_sizes.left, self.sampling.sizes.left
-        prefills, buckets = map(sizes_at_start, sizes) if defers else sizes
-        following = [] if defers else self.following_sizes.left
-        total, hide = len(prefills) + len(buckets) + len(following), not sys.stderr.isatty()
-        with torch.inference_mode(), tqdm(total=total, desc="Capturing CUDA graphs", disable=hide) as progress:
-            for tokens in reversed(prefills):
-                self._capture_prefill(tokens, memory)
-                progress.update()
-            for tokens in reversed(following):
-                self._capture_following(tokens, memory)
-                progress.update()
-            for bucket in reversed(buckets):
-                self._capture_decode(bucket, memory)
-                progress.update()
-            if self.speculation is not None:
-                self.speculation.capture(memory)
+        self.graphs.capture(self.layers, loads, defers=defers)
+        if self.speculation is not None and not self.settings.enforce_eager:
+            with torch.inference_mode():
                 self.guess_costs = self.speculation.measure()
-        torch.cuda.synchronize()
-        later = len(self.prefill_sizes.left) + len(self.sampling.sizes.left) + len(self.following_sizes.left)
-        seconds = time.perf_counter() - started
-        log.info("captured %d CUDA graphs in %.1f s, %d are left for later", total, seconds, later)
+        if defers:
+            self._deferred = self._left_for_later()
 
-    def _capture_prefill(self, tokens: int, memory: GraphMemory) -> None:
-        decodes = dict(self._prefill_sizes())[tokens]
-        graph = PrefillGraph(self._captured_model(), tokens, decodes, memory)
-        self.prefill_graphs = dict(sorted([*self.prefill_graphs.items(), (tokens, graph)]))
-        self.prefill_sizes.captured(tokens)
-
-    def _capture_following(self, tokens: int, memory: GraphMemory) -> None:
-        decodes, model = dict(self._prefill_sizes())[tokens], replace(self._captured_model(), loads=self.loads)
-        self.following_graphs[tokens] = PrefillGraph(model, tokens, decodes, memory)
-        self.following_sizes.captured(tokens)
-
-    def _capture_decode(self, bucket: int, memory: GraphMemory) -> None:
-        self.decode_graphs[bucket] = DecodeGraph(self._captured_model(), bucket, memory)
-        self.sampling.capture(bucket, memory)
-
-    def _left_for_later(self, memory: GraphMemory | None) -> Iterator[Work]:
+    def _left_for_later(self) -> Iterator[Work]:
         """Yields what `warm_up` does: graphs that passes lacked, then kernels of rare requests, then other graphs."""
-        kinds = (
-            (self.prefill_sizes, self._capture_prefill),
-            (self.sampling.sizes, self._capture_decode),
-            (self.following_sizes, self._capture_following),
-        )
-
-        def graphs(*, only_missed: bool) -> Iterator[Work]:
-            """Yields captures, most urgent first, for as long as there are some."""
-            while memory is not None:
-                missed = [(kind.missed, capture) for kind, capture in kinds if kind.missed is not None]
-                left = [] if only_missed else [(kind.left[0], capture) for kind, capture in kinds if kind.left]
-                if not missed and not left:
-                    return
-                size, capture = (missed or left)[0]
-                yield partial(capture, size, memory)
-
         for rare in self._rare_kernels():
-            yield from graphs(only_missed=True)
+            yield from self.graphs.deferred(only_missed=True)
             yield rare
-        yield from graphs(only_missed=False)
+        yield from self.graphs.deferred()
 
     def warm_up(self) -> bool:
         """Captures one of the graphs, or loads one of the kernels, that `capture` has deferred.
@@ -303,52 +214,8 @@ class CudaExecutor:
         return True
 
     def graph_bytes(self) -> int:
-        """Estimates the memory of `capture` by the largest prefill and the largest decode, whose memory the others
-        share.
-
-        Use it on a temporary executor only: its sampling graphs stay.
-        """
-        if self.settings.enforce_eager:
-            return 0
-        device = self.worker.device
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        before = torch.cuda.mem_get_info(device)[0]
-        memory = GraphMemory()
-        prefills, buckets = self._prefill_sizes(), self.sampling.buckets
-        self.sampling.load([])  # recording runs a graph: slots of the largest pass would go on beyond the last position
-        with torch.inference_mode(), refused_capture(self.worker.config):
-            kept: list[object] = [
-                PrefillGraph(self._captured_model(), tokens, decodes, memory) for tokens, decodes in prefills[-1:]
-            ]
-            kept.append(DecodeGraph(self._captured_model(), buckets[-1], memory))
-            self.sampling.capture(buckets[-1], memory)
-            if self.speculation is not None:
-                self.speculation.capture(memory, only_largest=True)
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        used = before - torch.cuda.mem_get_info(device)[0]
-        kept.clear()
-        objects = len(prefills) * (2 if self.settings.kv_host_memory else 1) + 3 * len(buckets)
-        objects += 0 if self.speculation is None else self.speculation.num_graphs
-        return max(0, used) + objects * _GRAPH_OBJECT_BYTES
-
-    def _captured_model(self) -> CapturedModel:
-        sampling = self.sampling
-        return CapturedModel(
-            model=self.worker.model,
-            ops=self.captured_ops,
-            kernels=self.kernels,
-            attention=self.attention,
-            state=self.state,
-            slots=sampling.slots,
-            logits=sampling.logits,
-            null_page=self.pool.null_page,
-            stage=self.stage,
-            layers=self.layers,
-            states=self.states,
-            recurrent=self.pool.states,
-        )
+        """Estimates the memory of `capture`. Use it on a temporary executor only."""
+        return self.graphs.estimate_bytes()
 
     # -- Passes
 
@@ -459,23 +326,23 @@ class CudaExecutor:
         is_eager = any(row.prompt_targets or row.images for row in prefills) or needs_embeddings(prefills)
         is_eager = is_eager or any(map(needs_queries, batch.rows))
         continued = [index for index, goes in enumerate(goes_on, start=num_decodes) if goes]
-        if self.decode_graphs and not is_eager and len(continued) == len(prefills):
-            yield range(num_rows), partial(self._decode_graph(num_rows).run, batch.rows, prefills)
+        if self.graphs.decode_graphs and not is_eager and len(continued) == len(prefills):
+            yield range(num_rows), partial(self.graphs.decode(num_rows).run, batch.rows, prefills)
             return
-        graph = None if is_eager else self._prefill_graph(num_decodes, prefills)
+        graph = None if is_eager else self.graphs.prefill(num_decodes, prefills)
         if graph is None:
             sampling = [index for index, row in enumerate(batch.rows) if row.sampling is not None]
             yield sampling, partial(self._run_eagerly, batch, handle)
-        elif graph.num_decodes or not self.decode_graphs:
+        elif graph.num_decodes:
             yield range(num_rows), partial(self._replay, graph, decodes, prefills, batch)
         else:
             first = [*range(num_decodes), *continued]
             if first:
                 rows = [batch.rows[index] for index in first]
-                yield first, partial(self._decode_graph(len(rows)).run, rows, rows[num_decodes:])
+                yield first, partial(self.graphs.decode(len(rows)).run, rows, rows[num_decodes:])
             second = [index for index, goes in enumerate(goes_on, start=num_decodes) if not goes]
             prompts = [batch.rows[index] for index in second]
-            smallest = self._prefill_graph(0, prompts) if continued else graph
+            smallest = self.graphs.prefill(0, prompts) if continued else graph
             yield second, partial(self._replay, smallest or graph, [], prompts, batch)
 
     def _guessed(self, batch: Batch, handle: CudaPassHandle) -> Iterator[tuple[Sequence[int], Forward]]:
@@ -496,27 +363,10 @@ class CudaExecutor:
         if not others:
             return
         decodes = [rows[index] for index in others]
-        if self.decode_graphs and not any(map(needs_queries, decodes)):
-            yield others, partial(self._decode_graph(len(others)).run, decodes, [])
+        if self.graphs.decode_graphs and not any(map(needs_queries, decodes)):
+            yield others, partial(self.graphs.decode(len(others)).run, decodes, [])
         else:
             yield others, partial(self._run_eagerly, Batch(decodes, len(decodes)), handle)
-
-    def _decode_graph(self, rows: int) -> DecodeGraph:
-        return self.decode_graphs[self.sampling.bucket(rows)]
-
-    def _prefill_graph(self, num_decodes: int, prefills: list[Row]) -> PrefillGraph | None:
-        """Returns the smallest captured pass with room for these prompts, and for the decode rows if its kind takes
-        any.
-        """
-        tokens = sum(row.count for row in prefills)
-        self.prefill_sizes.requested(tokens)
-        for size, graph in self.prefill_graphs.items():
-            if size < tokens:
-                continue
-            beside = num_decodes if graph.num_decodes else 0
-            if graph.fits(tokens + beside, beside, prefills):
-                return graph
-        return None
 
     def _replay(self, graph: PrefillGraph, decodes: list[Row], prefills: list[Row], batch: Batch) -> None:
         """Replays the part of a batch that has its prompts."""
@@ -530,8 +380,7 @@ class CudaExecutor:
         """Returns the graph of the same size that waits for each layer of the loads. Has the stream wait for all of
         them if it has not been captured yet.
         """
-        self.following_sizes.requested(graph.num_tokens)
-        following = self.following_graphs.get(graph.num_tokens)
+        following = self.graphs.following(graph)
         if following is None:
             for load, layer in itertools.product(loads, range(len(self.pool.places))):
                 load.wait_for_layer(layer)
@@ -611,21 +460,6 @@ class CudaExecutor:
         rows = torch.arange(decodes, device=kv_index.device)
         decoded = decode_index(inputs.page_tables[0], rows, inputs.kv_lengths[:decodes], page_size)
         return torch.cat((decoded, kv_index[decodes:]))
-
-
-@contextmanager
-def refused_capture(config: ModelConfig) -> Iterator[None]:
-    """Raises ModelError with the remedy if passes of a model that runs through transformers cannot be recorded."""
-    try:
-        yield
-    except RuntimeError as error:  # modules that read values on the host, such as loops over the experts that are hit
-        if config.model_impl == "native" or isinstance(error, torch.OutOfMemoryError):
-            raise
-        reason = str(error).partition("\n")[0]
-        raise ModelError(
-            f"{config.architecture} runs through transformers, and its passes cannot be recorded as CUDA graphs "
-            f"({reason}): add --enforce-eager."
-        ) from error
 
 
 def _continues(row: Row) -> bool:
