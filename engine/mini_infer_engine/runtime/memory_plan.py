@@ -234,13 +234,14 @@ def _largest_pass(settings: ResolvedSettings, length: int, tokens: int, num_page
 def swap_space_of(worker: ModelWorker, pool: KVPool) -> SwapSpace:
     """Returns the pool's pages in main memory, and the costs of swapping and computing a token, estimated by size."""
     is_gpu = worker.device.type == "cuda"
-    bytes_per_token = pool.spec.page_bytes / pool.spec.page_size
+    page_bytes = sum(part.shape[1] * part.itemsize for part in pool.words())
+    bytes_per_token = page_bytes / pool.spec.page_size
     parameters = sum(parameter.numel() for parameter in worker.model.parameters())
     bytes_per_s = _GPU_LINK_BYTES_PER_S if is_gpu else _CPU_COPY_BYTES_PER_S
     states = pool.states
     return SwapSpace(
         num_pages=len(pool.host_pages),
-        page_bytes=pool.spec.page_bytes,
+        page_bytes=page_bytes,
         swap_s_per_token=bytes_per_token / bytes_per_s,
         compute_s_per_token=2 * parameters / (_GPU_FLOPS_PER_S if is_gpu else _CPU_FLOPS_PER_S),
         num_states=0 if states is None else len(states.host_states),

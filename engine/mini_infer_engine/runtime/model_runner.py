@@ -299,11 +299,8 @@ def make_runner(
         host_bytes = group.share_of(host_bytes)
     else:
         open_shared = partial(open_shared, page_tokens=page_size, device=worker.device.type)
-    layouts = [pool.memory().layout] if pool.states is None else [pool.memory().layout, pool.states.memory().layout]
-    groups = [] if kv_cache.is_uniform else [kv_cache.groups]
-    identity = repr([*layouts, *groups] if len(layouts) + len(groups) > 1 else layouts[0]).encode()
     host_memory = make_host_tier(
-        pool, host_bytes, identity, settings.kv_tier_dtype, open_shared, smallest=group.smallest
+        pool, host_bytes, pool.identity(), settings.kv_tier_dtype, open_shared, smallest=group.smallest
     )
     if host_memory is not None:
         host_memory.follows_passes = any(group.window is not None for group in kv_cache.groups)

@@ -91,13 +91,6 @@ SERVICE_KV_RULES = (
     ),
     _of_roles(
         ROLES,
-        lambda role: f"{_has_tiers(role)} && " + _engine_has(role, "kv_selection", "== 'quest'"),
-        "blocks in kvCache lack the bounds of their keys, which kvSelection reads: leave kvSelection of the engine "
-        "out, or kvCache",
-        lambda r: r.kv_cache is not None and _selects(r.engine),
-    ),
-    _of_roles(
-        ROLES,
         lambda role: f"{_packs(role)} && " + _engine_has(role, "kv_cache_dtype", "!= 'auto'"),
         "kvCache.dtype int4 packs pages in the model's dtype: leave it or kvCacheDtype of the engine out",
         lambda r: r.kv_cache is not None and r.kv_cache.dtype == "int4" and _is_quantized(r.engine),

@@ -181,7 +181,6 @@ def test_a_page_is_bounded_when_a_decode_completes_it_and_read_when_its_keys_mat
         ({"kv_selection": "quest", "kv_selection_budget": 96, "page_size": 32}, "128 tokens"),
         ({**QUEST, "speculative_method": "ngram"}, "--speculative-method"),
         ({**QUEST, "pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
-        ({**QUEST, "kv_host_memory": 10**8}, "--kv-host-memory"),
         ({**QUEST, "kv_cache_dtype": "int8"}, "kv_selection"),
     ],
 )

@@ -13,6 +13,7 @@ from mini_infer_engine.runtime.memory.cpu_host_tier import CpuHostTier
 from mini_infer_engine.runtime.memory.hidden_pages import HiddenPages
 from mini_infer_engine.runtime.memory.host_tier import runs
 from mini_infer_engine.runtime.memory.int4_rows import pack_rows, row_bytes, unpack_rows
+from mini_infer_engine.runtime.memory.key_bounds import KeyBounds
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.memory.make_host_tier import make_host_tier
 from mini_infer_engine.runtime.memory.page_codec import PackedPages, RawPages
@@ -136,13 +137,17 @@ def test_tier_has_whole_pages_when_its_size_is_given() -> None:
 WIDE = replace(SPEC, head_dim=32)
 
 
-def packed_pool(*, page_size: int = 16, hidden_width: int = 0) -> KVPool:
-    pool = KVPool(replace(WIDE, page_size=page_size), NUM_PAGES, CPU)
+def packed_pool(*, page_size: int = 16, hidden_width: int = 0, budget_pages: int = 0) -> KVPool:
+    layers = 4 if budget_pages else WIDE.num_layers
+    pool = KVPool(replace(WIDE, page_size=page_size, num_layers=layers), NUM_PAGES, CPU)
     generator = torch.Generator().manual_seed(3)
     pool.storage[:-1] = torch.randn(pool.storage[:-1].shape, generator=generator)
     if hidden_width:
         pool.hidden = HiddenPages(NUM_PAGES, page_size, hidden_width, torch.bfloat16, CPU)
         pool.hidden.pages[:] = torch.randn(pool.hidden.pages.shape, generator=generator).bfloat16()
+    if budget_pages:
+        pool.bounds = KeyBounds(pool.spec, NUM_PAGES, budget_pages, CPU)
+        pool.bounds.pages[:] = torch.randn(pool.bounds.pages.shape, generator=generator)
     return pool
 
 
@@ -152,11 +157,13 @@ def packed_tier(pool: KVPool) -> CpuHostTier:
     return tier
 
 
-@pytest.mark.parametrize("hidden_width", [0, 24])
-def test_packed_page_comes_back_as_its_rows_were_rounded(hidden_width: int) -> None:
-    pool = packed_pool(hidden_width=hidden_width)
+@pytest.mark.parametrize(("hidden_width", "budget_pages"), [(0, 0), (24, 0), (0, 4), (24, 4)])
+def test_packed_page_comes_back_as_its_rows_were_rounded(hidden_width: int, budget_pages: int) -> None:
+    """What stands beside keys and values comes back bit by bit."""
+    pool = packed_pool(hidden_width=hidden_width, budget_pages=budget_pages)
     rows = pool.storage[2].view(-1, 32).clone()
-    hidden = None if pool.hidden is None else pool.hidden.pages.clone()
+    beside = [(part, part.clone()) for part in pool.words()[1:]]
+    assert len(beside) == (hidden_width > 0) + (budget_pages > 0)
     tier = packed_tier(pool)
     tier.store(0, [PageMove(2, 1), PageMove(3, 0)])
     stored = moved(tier)
@@ -167,8 +174,9 @@ def test_packed_page_comes_back_as_its_rows_were_rounded(hidden_width: int) -> N
     assert loaded.digests == stored.digests[:1] != stored.digests[1:]
     assert torch.equal(pool.storage[5].view(-1, 32), unpack_rows(*pack_rows(rows), torch.float32))
     assert torch.equal(pool.storage[[0, 1, 3, 4]], others)
-    if hidden is not None and pool.hidden is not None:
-        assert torch.equal(pool.hidden.pages[5], hidden[2])
+    for part, before in beside:
+        assert torch.equal(part[5], before[2])
+        assert torch.equal(part[:5], before[:5])
 
 
 @pytest.mark.parametrize(("page_size", "aligned"), [(16, False), (1024, True)])

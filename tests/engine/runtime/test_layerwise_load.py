@@ -15,6 +15,7 @@ from torch import Tensor
 from mini_infer_engine import LLM
 from mini_infer_engine.config.model.kv_groups import KVGroup, kv_cache_config, uniform_kv_cache
 from mini_infer_engine.config.model.model_config import HeadShape
+from mini_infer_engine.config.options.kv_selection import DENSE_LAYERS
 from mini_infer_engine.core.kv_tiers import tier as tier_module
 from mini_infer_engine.core.kv_tiers.tier_memory import PageMove
 from mini_infer_engine.core.prefix_cache import MISS
@@ -25,6 +26,7 @@ from mini_infer_engine.runtime.inputs.layer_progress import LoadedAttention
 from mini_infer_engine.runtime.memory import cpu_host_tier, layerwise_load
 from mini_infer_engine.runtime.memory.cpu_host_tier import CpuHostTier
 from mini_infer_engine.runtime.memory.hidden_pages import HiddenPages
+from mini_infer_engine.runtime.memory.key_bounds import KeyBounds
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.memory.layerwise_load import CopiedLayers
 from mini_infer_engine.runtime.memory.loaded_layers import groups_to_await
@@ -156,6 +158,10 @@ def test_layers_of_a_pool_are_loaded_one_by_one_only_where_each_is_whole() -> No
     beside = KVPool(SPEC, NUM_PAGES, CPU)
     beside.hidden = HiddenPages(NUM_PAGES, SPEC.page_size, 24, torch.bfloat16, CPU)
     assert num_layers(beside) == 0
+    for count, expected in ((DENSE_LAYERS, DENSE_LAYERS), (DENSE_LAYERS + 1, 0)):
+        selecting = KVPool(replace(SPEC, num_layers=count), NUM_PAGES, CPU)
+        selecting.bounds = KeyBounds(selecting.spec, NUM_PAGES, 4, CPU)
+        assert num_layers(selecting) == expected, "first layers select nothing, so that they have no bounds"
 
 
 @pytest.mark.parametrize(

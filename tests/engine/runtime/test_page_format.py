@@ -2,6 +2,7 @@
 
 import ctypes
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from mini_infer_engine.models.kv_spec import FP8, INT8, KVSpec
 from mini_infer_engine.models.state_spec import StateSpec
 from mini_infer_engine.runtime.memory.cpu_host_tier import CpuHostTier
 from mini_infer_engine.runtime.memory.hidden_pages import HiddenPages
+from mini_infer_engine.runtime.memory.key_bounds import KeyBounds
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.memory.make_host_tier import make_host_tier
 from mini_infer_engine.runtime.memory.quantized_pool import make_pool
@@ -99,14 +101,27 @@ def test_every_way_has_the_same_bytes_of_a_recurrent_state() -> None:
     assert sent(states.memory(), state_span(slot, slot)) == state
 
 
-def test_a_page_has_a_drafts_hidden_states_behind_its_keys_and_values() -> None:
-    pool = filled(SPEC)
+def test_a_page_has_a_drafts_hidden_states_and_bounds_behind_its_keys_and_values() -> None:
+    pool = filled(replace(SPEC, num_layers=4))
     pool.hidden = HiddenPages(5, SPEC.page_size, 6, torch.float32, CPU, 2)
     pool.hidden.pages.normal_()
+    pool.bounds = KeyBounds(pool.spec, 5, 4, CPU, 2)
+    pool.bounds.pages.normal_()
     parts = [part[PAGE].numpy().tobytes() for part in pool.words()]
     pool.swap(Transfers(swap_out=[PageSwap(PAGE, HOST_PAGE)]))
     tier = host_tier_of(pool)
     tier.store(0, [PageMove(PAGE, HOST_PAGE)])
     assert moved(tier).error == ""
     assert tier.page_memory(HOST_PAGE) == b"".join(parts)
-    assert [host[HOST_PAGE].numpy().tobytes() for host in (pool.host_pages, pool.hidden.host_pages)] == parts
+    assert len(parts[2]) == KeyBounds.page_bytes(pool.spec)
+    hosts = pool.host_pages, pool.hidden.host_pages, pool.bounds.host_pages
+    assert [host[HOST_PAGE].numpy().tobytes() for host in hosts] == parts
+
+
+def test_pages_have_another_identity_when_they_have_bounds_or_are_selected_by_another_budget() -> None:
+    plain, pools = KVPool(SPEC, 5, CPU), [KVPool(SPEC, 5, CPU) for _ in range(3)]
+    for pool, budget_pages in zip(pools, (4, 8, 4), strict=True):
+        pool.bounds = KeyBounds(SPEC, 5, budget_pages, CPU)
+    names = [pool.identity() for pool in (plain, *pools)]
+    assert names[1] == names[3]
+    assert len(set(names)) == 3

@@ -1,10 +1,13 @@
 """What comes back to a preempted sequence is proved: each page and state with other bytes is named, and no other."""
 
+from dataclasses import replace
+
 import torch
 
 from mini_infer_engine.core.batch import PageSwap, StateSwap, Transfers
 from mini_infer_engine.models.state_spec import StateSpec
 from mini_infer_engine.runtime.memory.hidden_pages import HiddenPages
+from mini_infer_engine.runtime.memory.key_bounds import KeyBounds
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.memory.state_pool import StatePool
 from mini_infer_engine.runtime.memory.state_slots import StateSlots
@@ -68,4 +71,14 @@ def test_hidden_states_of_a_page_are_proved_with_it() -> None:
     pool.transfer(Transfers(swap_out=[PageSwap(1, 0), PageSwap(2, 3)]))
     assert faults_of(pool, Transfers(swap_in=[PageSwap(1, 0), PageSwap(2, 3)])) == []
     pool.hidden.host_pages[3, 5, 5] += 1
+    assert faults_of(pool, Transfers(swap_in=[PageSwap(1, 0), PageSwap(2, 3)])) == [1]
+
+
+def test_bounds_of_a_pages_keys_are_proved_with_it() -> None:
+    pool = KVPool(replace(SPEC, num_layers=4), 4, CPU, num_host_pages=4)
+    pool.bounds = KeyBounds(pool.spec, 4, 4, CPU, 4)
+    pool.bounds.pages.normal_()
+    pool.transfer(Transfers(swap_out=[PageSwap(1, 0), PageSwap(2, 3)]))
+    assert faults_of(pool, Transfers(swap_in=[PageSwap(1, 0), PageSwap(2, 3)])) == []
+    pool.bounds.host_pages.view(torch.uint8)[3, 1, 0, 1, 5] ^= 1
     assert faults_of(pool, Transfers(swap_in=[PageSwap(1, 0), PageSwap(2, 3)])) == [1]

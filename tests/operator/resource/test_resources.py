@@ -193,6 +193,15 @@ def test_kubernetes_types_keep_their_field_names_and_values() -> None:
     assert dumped["spec"] == spec
 
 
+def test_lower_tiers_are_accepted_when_decodes_select_pages() -> None:
+    unified = {"kvCache": {"host": "64Gi", "dtype": "int4"}, "engine": {"kvSelection": "quest"}}
+    parsed = parse_service(changed({"spec": {"unified": unified}})).spec.unified
+    assert parsed is not None
+    assert parsed.kv_cache is not None
+    assert parsed.engine is not None
+    assert (parsed.kv_cache.host, parsed.engine.kv_selection) == ("64Gi", "quest")
+
+
 def test_resource_models_are_frozen() -> None:
     service = InferenceService.model_validate(VALID)
     with pytest.raises(ValidationError):

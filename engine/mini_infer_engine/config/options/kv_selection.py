@@ -28,8 +28,6 @@ def selection_fault(options: EngineOptions) -> str | None:
         return "--kv-selection does not check draft tokens yet: leave it or --speculative-method out"
     if options.pipeline_parallel_size > 1:
         return "--kv-selection: the stages of a pipeline select no pages yet: set --pipeline-parallel-size 1"
-    if options.kv_host_memory:
-        return "--kv-selection: blocks in main memory lack the bounds of their keys: leave --kv-host-memory out"
     return None
 
 

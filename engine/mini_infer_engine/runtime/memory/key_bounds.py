@@ -26,6 +26,11 @@ class KeyBounds:
         self.pages = zeros((num_pages + 1, *sizes), spec.dtype, device)
         self.host_pages = torch.empty((num_host_pages, *sizes), dtype=spec.dtype, pin_memory=device.type == "cuda")
 
+    @property
+    def form(self) -> str:
+        """Names the layout of bounds, and the budget, on which keys and values of answers depend."""
+        return f"bounds {tuple(self.pages.shape[1:])}, {self.budget_pages} pages selected"
+
     @staticmethod
     def page_bytes(spec: KVSpec) -> int:
         """Returns the bytes of a page's bounds."""

@@ -137,11 +137,19 @@ class KVPool:
         for beside in self._beside:
             beside.swap(transfers)
 
+    def identity(self) -> bytes:
+        """Names the content of a page: equal bytes mean the same in two pools with equal names."""
+        forms: list[object] = [self.memory().layout]
+        forms += [] if self.states is None else [self.states.memory().layout]
+        forms += [] if self.kv_cache.is_uniform else [self.kv_cache.groups]
+        forms += [] if self.bounds is None else [self.bounds.form]
+        return repr(forms if len(forms) > 1 else forms[0]).encode()
+
     def words(self) -> list[Tensor]:
-        """Returns all memory of the pages as words [pages, words] int64: keys and values, and hidden states if a draft
-        reads any.
+        """Returns all memory of the pages as words [pages, words] int64: keys and values, then hidden states if a draft
+        reads any, and bounds of the keys if decodes select pages.
         """
-        parts = [self.storage] if self.hidden is None else [self.storage, self.hidden.pages.flatten(1)]
+        parts = [self.storage, *(beside.pages.flatten(1) for beside in self._beside if beside.pages.numel())]
         return [part.view(torch.int64) for part in parts]
 
     @cached_property

@@ -122,34 +122,34 @@ class PackedPages:
     def encode(self, pages: Sequence[int], rows: Sequence[int]) -> None:
         """Packs these pages into the staging memory."""
         codes, scales, *beside = self._fields(rows)
+        index = self._on_device(pages)
         if self._pages.is_cuda:
             from mini_infer_engine.kernels.int4_pages import pack_pages
 
-            pack_pages(self._pages, self._on_device(pages), codes, scales, self._tables)
+            pack_pages(self._pages, index, codes, scales, self._tables)
         else:
             for row, page in enumerate(pages):
                 packed = int4_rows.pack_rows(self._pages[page])
                 codes[row].view(packed[0].shape).copy_(packed[0])
                 scales[row].copy_(packed[1])
         for staged, part in zip(beside, self._beside, strict=True):
-            for row, page in enumerate(pages):
-                staged[row].copy_(part[page], non_blocking=True)
+            staged.copy_(part.index_select(0, index))
 
     def decode(self, pages: Sequence[int], rows: Sequence[int]) -> None:
         """Unpacks these pages from the staging memory."""
         codes, scales, *beside = self._fields(rows)
+        index = self._on_device(pages)
         if self._pages.is_cuda:
             from mini_infer_engine.kernels.int4_pages import unpack_pages
 
-            unpack_pages(codes, scales, self._pages, self._on_device(pages), self._tables)
+            unpack_pages(codes, scales, self._pages, index, self._tables)
         else:
             for row, page in enumerate(pages):
                 target = self._pages[page]
                 packed = codes[row].view(target.shape[0], -1), scales[row]
                 target.copy_(int4_rows.unpack_rows(*packed, target.dtype))
         for staged, part in zip(beside, self._beside, strict=True):
-            for row, page in enumerate(pages):
-                part[page].copy_(staged[row], non_blocking=True)
+            part.index_copy_(0, index, staged)
 
     def _on_device(self, pages: Sequence[int]) -> Tensor:
         return to_device(np.array(pages, np.int64), self._pages.device)
