@@ -14,6 +14,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
+from mini_infer_engine.config.options.kv_selection import DENSE_LAYERS
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove, StateMove
@@ -21,6 +22,7 @@ from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.kernels.page_digest import PageSums
 from mini_infer_engine.kv_host.open_pool import open_pool
 from mini_infer_engine.kv_transfer.token_digests import GOLDEN, MODULUS
+from mini_infer_engine.runtime.attention.page_scores import key_bounds
 from mini_infer_engine.runtime.memory.cuda_host_tier import CudaHostTier
 from mini_infer_engine.runtime.memory.page_codec import RawPages
 from mini_infer_engine.runtime.memory.swap_digests import SwapCheck, SwapDigests
@@ -236,6 +238,99 @@ def test_texts_are_those_of_a_pool_that_is_large_enough(tmp_path: Path, name: st
     assert made == expected
     stats = engine.stats().kv_tiers.tiers["host"]
     assert stats.hit_tokens > 1_000
+    assert (stats.mismatches, stats.errors) == (0, 0)
+
+
+SELECTION: dict[str, Any] = {"kv_selection": "quest", "kv_selection_budget": 64}
+"""A budget of less than half of what most of the sessions' decodes could attend to."""
+FOUR_LAYERS: dict[str, Any] = {"head_dim": 64, "num_hidden_layers": 4}
+
+
+def bounded_pages(engine: Engine) -> dict[bytes, tuple[torch.Tensor, torch.Tensor]]:
+    """Returns copies of each cached page and of the bounds of its keys, by the key of its last block."""
+    pool, cache = engine._runner.pool, engine.scheduler.kv_cache.cache  # type: ignore[attr-defined]  # it has a model
+    found = {page: cache.whole_page(page) for page in range(pool.num_pages)}
+    return {
+        blocks[-1].key: (pool.pages[page].clone(), pool.bounds.pages[page].clone())
+        for page, blocks in found.items()
+        if blocks
+    }
+
+
+def leave_device(engine: Engine) -> None:
+    """Has blocks in main memory alone, and nothing on the device that could stand for them."""
+    while engine.write_behind():
+        engine._tiers.wait(1.0)
+    engine.scheduler.kv_cache.reset_prefix_cache()
+    pool = engine._runner.pool  # type: ignore[attr-defined]  # it has a model
+    pool.storage.zero_()
+    pool.bounds.pages.zero_()
+    torch.cuda.synchronize()  # loads have a stream of their own
+
+
+@on_gpu
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step_depth": 1},
+        {"step_depth": 0, "enforce_eager": True},
+        {"step_depth": 1, "long_prefill_token_threshold": 33},
+        {"page_size": 32, "kv_selection_budget": 128},
+    ],
+    ids=str,
+)
+def test_texts_are_those_of_a_large_pool_when_decodes_select_among_pages_that_come_back(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """Four sequences at a time, so that none is preempted: its answer so far would be computed as a prompt."""
+    save_tiny_model(tmp_path, "qwen3", **FOUR_LAYERS)
+    common = {"page_size": 16, "max_model_len": 256, "max_num_seqs": 4} | SELECTION | changes
+    settings = make_settings(tmp_path, **common)
+    runner = make_runner(settings)
+    roomy = make_engine(settings, runner)
+    expected = [texts(roomy, one) for one in sessions(12, 4)]
+    page_bytes = runner.worker.page_bytes(runner.page_size)
+    memory = {"kv_cache_memory": 61 * page_bytes, "kv_host_memory": 400 * page_bytes}
+    engine = engine_that_loads(make_settings(tmp_path, **common, **memory))
+    for one, text in zip(sessions(12, 4), expected, strict=True):
+        assert texts(engine, one) == text
+        found = bounded_pages(engine)
+        assert found
+        for pages, bounds in found.values():
+            assert torch.equal(bounds, key_bounds(pages[DENSE_LAYERS:, 0]))
+        leave_device(engine)
+    stats = engine.stats()
+    host = stats.kv_tiers.tiers["host"]
+    assert host.hit_tokens > 3_000
+    assert (host.mismatches, host.errors, stats.preemptions) == (0, 0, 0)
+    whole = make_settings(tmp_path, **common | {"kv_selection": "none", "kv_selection_budget": None})
+    assert texts(make_engine(whole, make_runner(whole)), sessions(12, 4)[-1]) != expected[-1], "nothing was selected"
+
+
+@on_gpu
+def test_bounds_are_exact_and_keys_are_rounded_when_pages_come_back_from_four_bits(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "qwen3", **FOUR_LAYERS)
+    tier = {"kv_host_memory": 1 << 24, "kv_tier_dtype": "int4"}
+    engine = engine_that_loads(make_settings(tmp_path, page_size=16, max_model_len=256, **SELECTION, **tier))
+
+    def answer() -> dict[bytes, tuple[torch.Tensor, torch.Tensor]]:
+        for number in range(12):
+            prompt, one = [(place * 7 + number * 13) % 190 for place in range(150)], SamplingParams(max_tokens=1)
+            engine.add(Request(request_id=str(number), prompt_token_ids=prompt, sampling=one))
+        while engine.has_work:
+            engine.step()
+        return bounded_pages(engine)
+
+    before = answer()
+    leave_device(engine)
+    after = answer()
+    assert len(before) == 12 * 9
+    assert before.keys() == after.keys()
+    for key, (pages, bounds) in before.items():
+        assert not torch.equal(after[key][0], pages)
+        assert torch.equal(after[key][1], bounds)
+    stats = engine.stats().kv_tiers.tiers["host"]
+    assert stats.hit_tokens == 12 * 144
     assert (stats.mismatches, stats.errors) == (0, 0)
 
 

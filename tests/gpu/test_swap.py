@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,22 +23,28 @@ def requests() -> list[Request]:
     return mixed_requests(16, 199, 150, outputs=(40, 60))
 
 
-@pytest.mark.parametrize(("step_depth", "enable_prefix_caching"), [(0, False), (1, False), (1, True)])
-def test_texts_are_those_of_a_pool_that_is_large_enough(
-    tmp_path: Path, step_depth: int, enable_prefix_caching: bool
-) -> None:
-    save_tiny_model(tmp_path, "qwen3", head_dim=64)
-    common = {
-        "page_size": PAGE_TOKENS,
-        "step_depth": step_depth,
-        "enable_prefix_caching": enable_prefix_caching,
-        "max_model_len": 256,
-    }
+COVERING = {"kv_selection": "quest", "kv_selection_budget": 256}
+"""All pages are selected: the first token after a swap is attended to as a prompt is."""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step_depth": 0, "enable_prefix_caching": False},
+        {"step_depth": 1, "enable_prefix_caching": False},
+        {"step_depth": 1, "enable_prefix_caching": True},
+        {"step_depth": 1, "enable_prefix_caching": True, **COVERING},
+    ],
+    ids=str,
+)
+def test_texts_are_those_of_a_pool_that_is_large_enough(tmp_path: Path, changes: dict[str, Any]) -> None:
+    save_tiny_model(tmp_path, "qwen3", head_dim=64, num_hidden_layers=4)
+    common = {"page_size": PAGE_TOKENS, "max_model_len": 256, **changes}
     settings = make_settings(tmp_path, **common)
     roomy = make_runner(settings)
     expected = texts(make_engine(settings, roomy), requests())
 
-    page_bytes = roomy.pool.spec.page_bytes
+    page_bytes = roomy.worker.page_bytes(PAGE_TOKENS)
     memory = {"kv_cache_memory": (POOL_PAGES + 1) * page_bytes, "kv_swap_memory": 4 * POOL_PAGES * page_bytes}
     settings = make_settings(tmp_path, **common, **memory)
     runner = make_runner(settings)
@@ -49,3 +56,4 @@ def test_texts_are_those_of_a_pool_that_is_large_enough(
     assert texts(engine, requests()) == expected
     assert engine.scheduler.kv_cache.num_swaps > 0
     assert engine.scheduler.kv_cache.num_swaps == engine.stats().preemptions
+    assert engine.stats().kv_tiers.tiers["swap"].mismatches == 0
