@@ -8,10 +8,8 @@ from threading import Condition, Thread
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mini_infer_engine.core.kv_tiers.tier_memory import LayerwiseLoad, Moved, PageMove, StateMove
-from mini_infer_engine.kv_host.pool_file import PoolFile
 from mini_infer_engine.kv_transfer.token_digests import MODULUS
 from mini_infer_engine.runtime.memory.host_tier import HostTier
 from mini_infer_engine.runtime.memory.layerwise_load import CopiedLayers, copy_layers
@@ -31,16 +29,7 @@ class CpuHostTier(HostTier):
     bytes_per_s = 2e9  # a first estimate: a core that copies and hashes
     least_load_s = _LEAST_FOLLOWED_S
 
-    def __init__(
-        self,
-        codec: PageCodec,
-        num_pages: int,
-        identity: bytes,
-        shared: PoolFile | None = None,
-        states: Tensor | None = None,
-        pages_per_state: int = 0,
-    ) -> None:
-        super().__init__(codec, num_pages, identity, shared, states, pages_per_state)
+    def _open(self, codec: PageCodec) -> None:
         self._flat = self.words.reshape(-1)
         self._storing, self._loading = _Direction(codec), _Direction(codec.for_another_stream())
         self._ended: deque[Moved] = deque()

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.core.kv_tiers.tier_memory import LayerwiseLoad, Moved, PageMove, StateMove
-from mini_infer_engine.kv_host.pool_file import PoolFile
 from mini_infer_engine.kv_transfer.cuda_driver import CudaDriver
 from mini_infer_engine.kv_transfer.token_digests import MODULUS
 from mini_infer_engine.runtime.memory.host_tier import HostTier
@@ -46,16 +45,7 @@ class CudaHostTier(HostTier):
     bytes_per_s = 40e9  # a first estimate: pinned memory over PCIe 5
     least_load_s = _LEAST_FOLLOWED_S
 
-    def __init__(
-        self,
-        codec: PageCodec,
-        num_pages: int,
-        identity: bytes,
-        shared: PoolFile | None = None,
-        states: Tensor | None = None,
-        pages_per_state: int = 0,
-    ) -> None:
-        super().__init__(codec, num_pages, identity, shared, states, pages_per_state)
+    def _open(self, codec: PageCodec) -> None:
         self._storing_codec, self._loading_codec = codec, codec.for_another_stream()
         self._device = codec.parts[0].device
         self._host = torch.from_numpy(self.words.view(np.int64))

@@ -23,6 +23,8 @@ class HostTier(ABC):
 
     latency_s: float
     bytes_per_s: float
+    least_load_s: float
+    """Seconds of a load from which a pass that follows it saves more than that costs."""
     follows_passes = False
     """True if loads of pages wait for the passes launched so far, which may still read what is behind their windows."""
     num_layers = 0
@@ -59,9 +61,11 @@ class HostTier(ABC):
         starts = [sum(widths[:index]) for index in range(len(widths))]
         self.columns = [slice(start, start + width) for start, width in zip(starts, widths, strict=True)]
         """The columns of each part in a page of main memory."""
+        self._open(codec)
 
-    least_load_s: float
-    """Seconds of a load from which a pass that follows it saves more than that costs."""
+    @abstractmethod
+    def _open(self, codec: PageCodec) -> None:
+        """Prepares copies to the memory, which is there."""
 
     @property
     def layerwise(self) -> LayerwiseHostMemory | None:
