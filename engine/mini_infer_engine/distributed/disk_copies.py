@@ -14,6 +14,7 @@ import msgspec
 import zmq
 
 from mini_infer_contract.peer_auth import PeerSecret
+from mini_infer_engine.core.batch import RunnerLostError
 from mini_infer_engine.core.kv_tiers.page_record import PageRecord
 from mini_infer_engine.core.kv_tiers.tier_memory import DiskMemory, DiskMoved, DiskPage, HostMemory
 from mini_infer_engine.distributed.rank_socket import report_socket
@@ -76,9 +77,13 @@ class GroupDiskMemory:
         num_ranks: int,
         send: Callable[[StepMessage], None],
         reports: zmq.Socket[bytes],
+        lost: Callable[[], str] = str,
     ) -> None:
-        """Wraps the first rank's own disk. `send` reaches all other ranks, which answer to the PULL socket."""
+        """Wraps the first rank's own disk. `send` reaches all other ranks, which answer to the PULL socket. `lost`
+        returns why the group has ended, or an empty string.
+        """
         self._local, self._num_others, self._send, self._reports = local, num_ranks - 1, send, reports
+        self._lost = lost
         self.capacity_bytes = local.capacity_bytes
         self.latency_s, self.bytes_per_s, self.fault = local.latency_s, local.bytes_per_s, local.fault
         self._parts: dict[int, dict[int, DiskMoved]] = {}
@@ -94,7 +99,7 @@ class GroupDiskMemory:
         self._recovered: list[DiskPage] = []
         self._dropped: list[int] = []
 
-    def open(self, command: OpenDisk, lost: Callable[[], str]) -> None:
+    def open(self, command: OpenDisk) -> None:
         """Has all other ranks open their folders. Raises OSError if one cannot for an error of the operating
         system, and ValueError for another reason or if none answers in time.
         """
@@ -102,8 +107,8 @@ class GroupDiskMemory:
         waiting, end_s = set(range(1, self._num_others + 1)), time.monotonic() + _OPEN_S
         while waiting:
             if not self._reports.poll(_LOOK_MS):
-                if lost() or time.monotonic() > end_s:
-                    raise ValueError(f"--kv-disk-path: ranks {sorted(waiting)} do not answer: {lost() or 'too late'}")
+                if (reason := self._lost()) or time.monotonic() > end_s:
+                    raise ValueError(f"--kv-disk-path: ranks {sorted(waiting)} do not answer: {reason or 'too late'}")
                 continue
             report = _decode(self._reports.recv())
             if report.errno is not None:
@@ -197,7 +202,12 @@ class GroupDiskMemory:
                 self._forget(location)
 
     def wait(self, timeout_s: float) -> None:
-        """Waits until a part of a copy has ended, at most so long. Returns at once if nothing is being copied."""
+        """Waits until a part of a copy has ended, at most so long. Returns at once if nothing is being copied.
+
+        Raises RunnerLostError if the group has ended: a lost rank reports no copies.
+        """
+        if self._parts and (reason := self._lost()):
+            raise RunnerLostError(reason)
         if any(0 not in parts for parts in self._parts.values()):
             self._local.wait(timeout_s)
         elif self._parts:

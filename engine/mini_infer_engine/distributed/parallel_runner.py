@@ -346,9 +346,10 @@ class ParallelRunner:
 
     def spread_disk(self, local: DiskStore, identity: str) -> GroupDiskMemory:
         """Opens the disks of all ranks beside this one's. Raises OSError or ValueError if one cannot be opened."""
-        disk = GroupDiskMemory(local, self.ranks.size, self.ranks.send, self.ranks.disks)
+        watch = self.ranks.watch
+        disk = GroupDiskMemory(local, self.ranks.size, self.ranks.send, self.ranks.disks, lambda: watch.lost)
         command = step_messages.OpenDisk(str(local.path), identity, local.capacity_bytes, self.page_size)
-        disk.open(command, lambda: self.ranks.watch.lost)
+        disk.open(command)
         return disk
 
     def refuses(self, request: Request) -> str | None:

@@ -12,6 +12,7 @@ import pytest
 import zmq
 
 from mini_infer_engine import LLM
+from mini_infer_engine.core.batch import RunnerLostError
 from mini_infer_engine.core.kv_tiers.page_record import PageRecord
 from mini_infer_engine.core.kv_tiers.tier_memory import DiskMoved
 from mini_infer_engine.core.prefix_cache import Block
@@ -60,8 +61,9 @@ class Group:
         own = DiskFolder(folder, "model")
         self.folders = [own]
         self.store = DiskStore(own, CAPACITY, PAGE_BYTES, PAGE_TOKENS, self.first.page_memory)
-        self.disk = GroupDiskMemory(self.store, 2, self._send, self.reports)
-        self.disk.open(OpenDisk(str(own.path), "model", CAPACITY, PAGE_TOKENS), lambda: "")
+        self.lost = ""
+        self.disk = GroupDiskMemory(self.store, 2, self._send, self.reports, lambda: self.lost)
+        self.disk.open(OpenDisk(str(own.path), "model", CAPACITY, PAGE_TOKENS))
 
     def _send(self, message: StepMessage) -> None:
         match message:
@@ -128,6 +130,15 @@ def test_each_rank_reads_its_own_part_when_a_page_comes_back(group: Group) -> No
     assert group.moved() == DiskMoved(2, pytest.approx(0, abs=20), -1)
     assert bytes(group.first.page_memory(5)) == bytes([50]) * PAGE_BYTES
     assert bytes(group.second.page_memory(5)) == bytes([51]) * PAGE_BYTES
+
+
+def test_wait_raises_when_the_group_is_lost(group: Group) -> None:
+    moved = group.write(1, 50)
+    group.lost = "rank 1 has ended"
+    group.disk.wait(60.0)
+    group.disk.read(2, moved.location, 5)
+    with pytest.raises(RunnerLostError):
+        group.disk.wait(60.0)
 
 
 def test_page_is_gone_when_one_rank_has_dropped_its_part(group: Group) -> None:
