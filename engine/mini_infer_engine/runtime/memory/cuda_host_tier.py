@@ -34,8 +34,10 @@ class _Copy:
     ticket: int
     digests: Tensor  # [pages] int64, pinned
     begin: Any
-    end: Any
+    copied: Any
     """Events around the copies; torch leaves their methods untyped."""
+    end: Any
+    """The event after which the digests can be read."""
 
 
 class CudaHostTier(HostTier):
@@ -58,8 +60,8 @@ class CudaHostTier(HostTier):
         self._unpacking: Any = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
         self._pieces = PieceCopies(CudaDriver())
         self._copies: deque[_Copy] = deque()
-        self._unproved: deque[tuple[int, list[int], Any]] = deque()
-        """The ticket of each load whose digests are not requested yet, its pages, and the event at its begin."""
+        self._unproved: deque[tuple[int, list[int], Any, Any]] = deque()
+        """The ticket of each load whose digests are not requested yet, its pages, and the events around its copies."""
         self._digests = {each: PageDigests(each.parts) for each in (self._storing_codec, self._loading_codec)}
 
     def store(self, ticket: int, moves: Sequence[PageMove], states: Sequence[StateMove] = ()) -> None:
@@ -125,13 +127,14 @@ class CudaHostTier(HostTier):
             # and would wait for this load, which waited for it.
             torch.cuda.current_stream(self._device).synchronize()
         with torch.cuda.device(self._device), torch.cuda.stream(self._loading):
-            begin = _event()
+            begin, copied = _event(), _event()
             begin.record()
             whole = self._pieces_at(self._loading_codec, pages, [move.source for move in moves])
             for group, (first, last) in enumerate(layers.groups):
                 self._pieces.to_device(whole.part(first, last, self.num_layers), self._loading.cuda_stream)
                 layers.copied(group)
-        self._unproved.append((ticket, pages, begin))
+            copied.record()
+        self._unproved.append((ticket, pages, begin, copied))
         return layers
 
     def _prove(self) -> None:
@@ -140,8 +143,8 @@ class CudaHostTier(HostTier):
             return
         with torch.inference_mode(), torch.cuda.device(self._device), torch.cuda.stream(self._loading):
             while self._unproved:
-                ticket, pages, begin = self._unproved.popleft()
-                self._end(ticket, [self._digests[self._loading_codec].of(pages)], begin)
+                ticket, pages, begin, copied = self._unproved.popleft()
+                self._end(ticket, [self._digests[self._loading_codec].of(pages)], begin, copied)
 
     @property
     def layers_to_capture(self) -> LayerwiseLoad | None:
@@ -166,13 +169,13 @@ class CudaHostTier(HostTier):
             return []
         return [self._state_digests.of([state.checkpoint for state in states])]
 
-    def _end(self, ticket: int, digests: list[Tensor], begin: Any) -> None:
+    def _end(self, ticket: int, digests: list[Tensor], begin: Any, copied: Any = None) -> None:
         found = digests[0] if len(digests) == 1 else torch.cat(digests)
         read = torch.empty(found.shape, dtype=torch.int64, pin_memory=True)
         read.copy_(found, non_blocking=True)
         end = _event()
         end.record()
-        self._copies.append(_Copy(ticket, read, begin, end))
+        self._copies.append(_Copy(ticket, read, begin, copied or end, end))
 
     def take(self) -> list[Moved]:
         """Returns the copies that have ended since the last call, without waiting."""
@@ -183,7 +186,7 @@ class CudaHostTier(HostTier):
         return [
             Moved(
                 copy.ticket,
-                copy.begin.elapsed_time(copy.end) / 1000,
+                copy.begin.elapsed_time(copy.copied) / 1000,
                 [digest % MODULUS for digest in copy.digests.tolist()],
             )
             for copy in ended
