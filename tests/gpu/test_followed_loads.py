@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -26,7 +25,8 @@ from mini_infer_engine.runtime.memory.cuda_host_tier import CudaHostTier
 from mini_infer_engine.runtime.memory.page_codec import RawPages
 from tests.gpu.device import DEVICE, GPU_ONLY
 from tests.gpu.runs import make_engine, make_runner, make_settings
-from tests.gpu.test_host_tier import SHAPES, moved
+from tests.gpu.test_host_tier import SHAPES
+from tests.support.tier_copies import flips_found, moved
 from tests.support.tiny_models import DEEPSEEK, GPT_OSS, save_tiny_model
 
 pytestmark = GPU_ONLY
@@ -65,14 +65,7 @@ def test_pages_and_digests_are_those_of_whole_loads(sources: list[int]) -> None:
 
 def test_every_bit_flip_is_found_when_pages_come_layer_by_layer() -> None:
     _, tier, digests = filled_tier()
-    draw, found = random.Random(1), 0
-    for number in range(200):
-        page, word, bit = draw.randrange(NUM_PAGES), draw.randrange(tier.words.shape[1]), draw.randrange(64)
-        tier.words[page, word] ^= np.uint64(1 << bit)
-        tier.load_layerwise(number, [PageMove(page, 5)])
-        found += moved(tier).digests[0] != digests[NUM_PAGES - 1 - page]
-        tier.words[page, word] ^= np.uint64(1 << bit)
-    assert found == 200
+    assert flips_found(tier, tier.load_layerwise, digests[::-1], 200, target=5) == 200
 
 
 # On an engine.

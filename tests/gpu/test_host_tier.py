@@ -17,7 +17,7 @@ pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 from mini_infer_engine.config.options.kv_selection import DENSE_LAYERS
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
-from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove, StateMove
+from mini_infer_engine.core.kv_tiers.tier_memory import PageMove, StateMove
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.kernels.page_digest import PageSums
 from mini_infer_engine.kv_host.open_pool import open_pool
@@ -29,6 +29,7 @@ from mini_infer_engine.runtime.memory.swap_digests import SwapCheck, SwapDigests
 from tests.gpu.device import DEVICE, GPU_ONLY, KERNELS
 from tests.gpu.runs import make_engine, make_runner, make_settings, texts
 from tests.gpu.test_recurrent_speculation import MODELS
+from tests.support.tier_copies import flips_found, moved
 from tests.support.tiny_models import DEEPSEEK, save_tiny_model
 
 Test = Callable[..., None]
@@ -88,31 +89,15 @@ def test_swapped_rows_are_proved(widths: tuple[int, ...]) -> None:
     assert SwapCheck([found, digests.returned([1, 2], [3, 3])]).faults() == [1, 2]
 
 
-def moved(tier: CudaHostTier) -> Moved:
-    while True:
-        tier.wait(1.0)
-        if ended := tier.take():
-            (only,) = ended
-            return only
-
-
 @on_gpu
 @pytest.mark.parametrize("widths", [(4096,), (3000, 40)])
 def test_every_bit_flip_is_found_when_pages_come_back(widths: tuple[int, ...]) -> None:
-    draw = random.Random(1)
     parts = [torch.randint(-(2**62), 2**62, (8, width), device=DEVICE) for width in widths]
     before = [part.clone() for part in parts]
     tier = CudaHostTier(RawPages(parts), 4, b"")
     tier.store(0, [PageMove(page + 1, page) for page in range(4)])
     stored = moved(tier).digests
-    found = 0
-    for number in range(200):
-        page, word, bit = draw.randrange(4), draw.randrange(sum(widths)), np.uint64(1 << draw.randrange(64))
-        tier.words[page, word] ^= bit
-        tier.load(number, [PageMove(page, 6)])
-        found += moved(tier).digests[0] != stored[page]
-        tier.words[page, word] ^= bit
-    assert found == 200
+    assert flips_found(tier, tier.load, stored, 200, target=6) == 200
     tier.load(1000, [PageMove(0, 6), PageMove(3, 7)])
     assert moved(tier).digests == [stored[0], stored[3]]
     for old, new in zip(before, parts, strict=True):

@@ -8,12 +8,13 @@ import torch
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
-from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove
+from mini_infer_engine.core.kv_tiers.tier_memory import PageMove
 from mini_infer_engine.kernels.int4_pages import pack_pages, unpack_pages
 from mini_infer_engine.runtime.memory.cuda_host_tier import CudaHostTier
 from mini_infer_engine.runtime.memory.int4_rows import pack_rows, unpack_rows
 from mini_infer_engine.runtime.memory.page_codec import PackedPages, device_tables
 from tests.gpu.device import BF16, DEVICE, FP32, GPU_ONLY, KERNELS, cases, normal
+from tests.support.tier_copies import moved
 
 Test = Callable[..., None]
 
@@ -70,14 +71,6 @@ def test_rows_come_back_as_those_of_a_cpu(dtype: torch.dtype, size: int, rows: i
     assert torch.equal(pages[[1, 3]], before[[1, 3]])
     error = (pages[[0, 2]].double() - before[[3, 1]].double()).norm() / before[[3, 1]].double().norm()
     assert error < 0.1
-
-
-def moved(tier: CudaHostTier) -> Moved:
-    while True:
-        tier.wait(1.0)
-        if ended := tier.take():
-            (only,) = ended
-            return only
 
 
 @on_gpu

@@ -13,6 +13,13 @@ class CudaError(RuntimeError):
     """A call of the driver has failed."""
 
 
+class Driver(Protocol):
+    """CUDA's driver, in the thread's current context."""
+
+    def call(self, function: str, *arguments: Any) -> None:
+        """Calls a function by name. Raises CudaError with the status if it is not success."""
+
+
 class IpcDriver(Protocol):
     """The functions of CUDA's driver for memory that processes share. All use the thread's current context."""
 

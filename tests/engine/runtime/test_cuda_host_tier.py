@@ -14,7 +14,7 @@ from mini_infer_engine.core.kv_tiers.tier_memory import PageMove
 from mini_infer_engine.runtime.memory import cuda_host_tier
 from mini_infer_engine.runtime.memory.cuda_host_tier import CudaHostTier
 from mini_infer_engine.runtime.memory.page_codec import RawPages
-from tests.engine.runtime.test_host_tier import moved
+from tests.support.tier_copies import moved
 
 NUM_PAGES, NUM_LAYERS, WIDTHS = 6, 14, (14 * 8, 10)
 

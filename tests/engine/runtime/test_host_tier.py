@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.core.kv_tiers.tier_memory import Moved, PageMove, StateMove, sealed
+from mini_infer_engine.core.kv_tiers.tier_memory import PageMove, StateMove, sealed
 from mini_infer_engine.runtime.memory.cpu_host_tier import CpuHostTier
 from mini_infer_engine.runtime.memory.hidden_pages import HiddenPages
 from mini_infer_engine.runtime.memory.host_tier import runs
@@ -18,17 +18,9 @@ from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.memory.make_host_tier import make_host_tier
 from mini_infer_engine.runtime.memory.page_codec import PackedPages, RawPages
 from tests.engine.runtime.test_kv_pool_and_attention import CPU, SPEC
+from tests.support.tier_copies import flips_found, moved
 
 NUM_PAGES = 6
-
-
-def moved(tier: CpuHostTier) -> Moved:
-    """Waits for the one copy that is under way."""
-    while True:
-        tier.wait(5.0)
-        if ended := tier.take():
-            (only,) = ended
-            return only
 
 
 @pytest.fixture
@@ -53,17 +45,9 @@ def test_page_comes_back_to_another_place_when_it_was_stored(tier: CpuHostTier) 
 
 
 def test_every_bit_flip_is_found_when_pages_come_back(tier: CpuHostTier) -> None:
-    draw = random.Random(1)
     tier.store(0, [PageMove(page, page) for page in range(4)])
-    stored = moved(tier).digests
-    found = 0
-    for number in range(500):
-        page, word, bit = draw.randrange(4), draw.randrange(53), np.uint64(1 << draw.randrange(64))
-        tier.words[page, word] ^= bit
-        tier.load(number, [PageMove(page, 5)])
-        found += moved(tier).digests[0] != stored[page]
-        tier.words[page, word] ^= bit
-    assert found == 500
+    assert tier.words.shape == (4, 53)
+    assert flips_found(tier, tier.load, moved(tier).digests, 500, target=5) == 500
 
 
 def test_exchanged_words_and_pages_are_found_when_pages_come_back(tier: CpuHostTier) -> None:

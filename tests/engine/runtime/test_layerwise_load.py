@@ -32,8 +32,8 @@ from mini_infer_engine.runtime.memory.layerwise_load import CopiedLayers
 from mini_infer_engine.runtime.memory.loaded_layers import groups_to_await
 from mini_infer_engine.runtime.memory.make_host_tier import make_host_tier
 from mini_infer_engine.runtime.memory.quantized_pool import make_pool
-from tests.engine.runtime.test_host_tier import moved
 from tests.engine.runtime.test_kv_pool_and_attention import CPU, SPEC
+from tests.support.tier_copies import flips_found, moved
 from tests.support.tiny_models import DEEPSEEK, DEEPSEEK_V32, GPT_OSS, save_tiny_model
 
 NUM_PAGES = 12
@@ -66,14 +66,7 @@ def test_pages_and_digests_are_those_of_whole_loads(sources: list[int]) -> None:
 
 def test_every_bit_flip_is_found_when_pages_come_layer_by_layer() -> None:
     _, tier, digests = filled_tier()
-    draw, found = random.Random(1), 0
-    for number in range(300):
-        page, word, bit = draw.randrange(NUM_PAGES), draw.randrange(tier.words.shape[1]), draw.randrange(64)
-        tier.words[page, word] ^= np.uint64(1 << bit)
-        tier.load_layerwise(number, [PageMove(page, 5)])
-        found += moved(tier).digests[0] != digests[NUM_PAGES - 1 - page]
-        tier.words[page, word] ^= np.uint64(1 << bit)
-    assert found == 300
+    assert flips_found(tier, tier.load_layerwise, digests[::-1], 300, target=5) == 300
 
 
 def test_a_layer_is_there_while_the_next_one_has_not_come(monkeypatch: pytest.MonkeyPatch) -> None:

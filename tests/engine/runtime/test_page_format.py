@@ -25,8 +25,8 @@ from mini_infer_engine.runtime.memory.state_pool import StatePool
 from mini_infer_engine.runtime.memory.state_slots import StateSlots
 from tests.engine.kv_disk.test_disk_store import moved as moved_on_disk
 from tests.engine.kv_disk.test_page_header import record_of
-from tests.engine.runtime.test_host_tier import moved
 from tests.engine.runtime.test_kv_pool_and_attention import CPU, SPEC
+from tests.support.tier_copies import moved
 
 POOLS = {
     "float32": SPEC,

@@ -4,17 +4,12 @@ It uses cuMemcpy2DAsync of CUDA's driver API; torch would first gather such rows
 """
 
 import ctypes
-from typing import Any, Protocol
+from typing import Any
+
+from mini_infer_engine.kv_transfer.cuda_driver import Driver
 
 _UNIFIED = 4
 """Value of CU_MEMORYTYPE_UNIFIED: the driver infers from an address where it is."""
-
-
-class Driver(Protocol):
-    """CUDA's driver, in the thread's current context."""
-
-    def call(self, function: str, *arguments: Any) -> None:
-        """Calls a function by name. Raises CudaError with the status if it is not success."""
 
 
 class _Side(ctypes.Structure):

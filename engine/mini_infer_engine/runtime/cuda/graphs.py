@@ -339,11 +339,11 @@ class PrefillGraph:
             if model.reads_positions:
                 positions = self._positions(positions, decode_slots, places[0])
         hidden = model.embed(parts.ops, token_ids) if parts.begins else parts.entering(self.num_tokens)
-        planned = parts.loaded(TritonAttentionPass(attend, attend, None, positions))
+        planned: AttentionPass = TritonAttentionPass(attend, attend, None, positions)
         if parts.samples:
             logits_indices = sample_rows if parts.states is None else None
-            selecting = TritonAttentionPass(attend, selected, logits_indices, positions)
-            planned = parts.reporting(parts.loaded(selecting))
+            planned = parts.reporting(TritonAttentionPass(attend, selected, logits_indices, positions))
+        planned = parts.loaded(planned)
         if parts.recurrent is not None and self._recurrent is not None:
             planned = TritonRecurrentPass(planned, parts.recurrent, self._recurrent.tables, parts.kernels)
         residual = model(parts.ops, hidden, planned)

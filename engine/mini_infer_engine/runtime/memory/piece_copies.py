@@ -6,23 +6,16 @@ older ones. The copy engines move pieces between a GPU and pinned memory, withou
 
 import ctypes
 import logging
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
-from mini_infer_engine.kv_transfer.cuda_driver import CudaError
+from mini_infer_engine.kv_transfer.cuda_driver import CudaError, Driver
 
 log = logging.getLogger(__name__)
 
 _IN_STREAM_ORDER = 1
 """Value of CU_MEMCPY_SRC_ACCESS_ORDER_STREAM: sources are read when the stream has come to the copy."""
-
-
-class Driver(Protocol):
-    """CUDA's driver, in the thread's current context."""
-
-    def call(self, function: str, *arguments: Any) -> None:
-        """Calls a function by name. Raises CudaError with the status if it is not success."""
 
 
 class Pieces(NamedTuple):
