@@ -176,7 +176,7 @@ class Clock:
         times = []
         for _ in range(_REPEATS):
             self._make_cold()
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch's
             with torch.cuda.stream(stream):
                 torch.cuda._sleep(_SLEEP_CYCLES)
             first.record(stream)

@@ -1,4 +1,4 @@
-"""What tiers below the prefix cache cost the engine's thread in a step, and which passes they delay: no model, no GPU.
+"""Measures what tiers below the prefix cache cost the engine's thread, and which passes they delay. Without a GPU.
 
     python benchmarks/kv_tier_steps.py --out FILE
     python benchmarks/kv_tier_steps.py --loads agents --over-commit 2 --calls --profile 25
@@ -24,9 +24,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from common.report import integers, make_parser, percentile, print_table, save, words
+from common.report import make_parser, percentile, print_table, save
 from common.tiered_engines import MAX_NUM_SEQS, Cache
-from kv_tier_traces import TRACES, Load, prompts_of, read_load
+from kv_tier_traces import Load, add_load_options, prompts_of, read_load
 
 from mini_infer_engine.config.model.kv_groups import UNIFORM
 from mini_infer_engine.config.options.settings import EngineSettings
@@ -271,11 +271,7 @@ def profile(replay: Replay, count: int) -> None:
 def main() -> int:
     """Replays the loads with all caches, prints tables, and writes a JSON file."""
     parser = make_parser(__doc__)
-    parser.add_argument("--loads", type=words, default=list(TRACES), metavar="NAME,...", help="mooncake, agents")
-    parser.add_argument("--conversations", type=integers, default=[12, 6], help="of each load's record")
-    parser.add_argument("--concurrency", type=int, default=8, help="conversations at a time")
-    parser.add_argument("--tokens-per-block", type=int, help="of the prompts (default: 128 and 32)")
-    parser.add_argument("--over-commit", type=integers, default=[1, 2, 4])
+    add_load_options(parser, conversations=[12, 6])
     parser.add_argument("--rounds", type=int, default=5, help="of which the least processor time counts")
     parser.add_argument("--pass-ms", type=float, default=5.0)
     parser.add_argument("--host-ms", type=float, default=0.5)

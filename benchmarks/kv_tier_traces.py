@@ -90,17 +90,22 @@ class Load:
         return max(self.distinct_tokens // over_commit, longest + (2 * self.concurrency + 8) * _LARGEST_PAGE)
 
 
+def add_load_options(parser: argparse.ArgumentParser, *, conversations: list[int]) -> None:
+    """Adds the options that choose recorded loads and what they are cut to."""
+    parser.add_argument("--loads", type=words, default=list(TRACES), metavar="NAME,...", help="mooncake, agents")
+    parser.add_argument("--conversations", type=integers, default=conversations, help="of each load's record")
+    parser.add_argument("--concurrency", type=int, default=8, help="conversations at a time")
+    parser.add_argument("--tokens-per-block", type=int, help="of the prompts (default: 128 and 32)")
+    parser.add_argument("--over-commit", type=integers, default=[1, 2, 4])
+
+
 def main() -> int:
     """Replays the loads with all contenders, prints tables, and writes a JSON file."""
     parser = make_parser(__doc__, starts_peers=True)
     parser.add_argument(
         "--model", type=words, metavar="NAME,...", help="shapes, with random weights (default: qwen2.5-7b)"
     )
-    parser.add_argument("--loads", type=words, default=list(TRACES), metavar="NAME,...", help="mooncake, agents")
-    parser.add_argument("--conversations", type=integers, default=[24, 12], help="of each load's record")
-    parser.add_argument("--concurrency", type=int, default=8, help="conversations at a time")
-    parser.add_argument("--tokens-per-block", type=int, help="of the prompts (default: 128 and 32)")
-    parser.add_argument("--over-commit", type=integers, default=[1, 2, 4])
+    add_load_options(parser, conversations=[24, 12])
     parser.add_argument("--rounds", type=int, default=1, help="every other one begins with the last cache")
     parser.add_argument("--disk-path", help="a folder for the disk's tier (default: a temporary one)")
     parser.add_argument(

@@ -58,7 +58,7 @@ def graphs(*, enforce_eager: bool = False) -> CapturedGraphs:
     fields: dict[str, Any] = dict.fromkeys(CapturedModel.__dataclass_fields__)
     settings, sampling = SimpleNamespace(enforce_eager=enforce_eager), FakeSampling()
     config = SimpleNamespace(model_impl="native")
-    return CapturedGraphs(CapturedModel(**fields), SHAPES, sampling, None, config, settings)  # type: ignore[arg-type]
+    return CapturedGraphs(CapturedModel(**fields), SHAPES, sampling, None, config, settings)  # type: ignore[arg-type]  # stand-ins
 
 
 def prompt(tokens: int) -> list[Row]:

@@ -276,7 +276,7 @@ def test_first_layers_are_computed_before_the_last_have_come(tmp_path: Path, eag
         events.append(torch.cuda.current_stream().record_event())
         torch.cuda._sleep(LATE_CYCLES)  # type: ignore[no-untyped-call]  # torch's
 
-    groups.copied = copied_slowly  # type: ignore[method-assign]
+    groups.copied = copied_slowly  # type: ignore[method-assign]  # groups come late
     load = tier.load_layerwise(1, [PageMove(page, page) for page in range(8)])
     batch = Batch([row(128, 150)], 0, report_layers=reported.append, layerwise_loads=[load])
     handle = runner.launch(batch)

@@ -971,8 +971,8 @@ class NotedLoad:
 def test_pass_with_prompts_waits_for_each_layer_of_its_loads(
     tmp_path: Path, interpreted: Callable[..., ModelRunner], architecture: str, decodes_beside: int, num_groups: int
 ) -> None:
-    """By a graph of its own, kernel by kernel, or as a whole until that graph is there; one token is a prompt, too. A
-    page of two KV groups has one layer.
+    """A pass waits by a graph of its own, kernel by kernel, or as a whole until that graph is there; one token is a
+    prompt, too. A page of two KV groups has one layer.
     """
     save_tiny_model(tmp_path, architecture, num_hidden_layers=2, **CHANGES.get(architecture, {}))
     runner = interpreted(decodes_beside=decodes_beside, disable_hybrid_kv_cache_manager=num_groups == 1)

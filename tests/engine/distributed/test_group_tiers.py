@@ -235,6 +235,7 @@ def test_wait_ends_when_other_ranks_report_though_this_one_still_copies_somethin
     group.first.ended = [Moved(1, 0.1, [5])]
     timer = Timer(0.05, lambda: group.second.ended.append(Moved(1, 0.1, [6])))
     timer.start()
+    # This rank waits for its own copy, and the other one reports meanwhile.
     group.first.wait = lambda timeout_s: (time.sleep(timeout_s), group.rank.report())  # type: ignore[assignment]
     begin_s = time.monotonic()
     group.memory.wait(60.0)

@@ -42,7 +42,7 @@ def test_tritons_driver_is_patched_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Kernel:
-    """As Triton's kernels: a launch returns what was compiled, which can be launched by itself."""
+    """A launch returns what was compiled, which can be launched by itself, as that of Triton's kernels does."""
 
     def __init__(self, name: str, launches: list[Any], compiled: "Kernel | None" = None) -> None:
         self._name, self._launches, self._compiled = name, launches, compiled

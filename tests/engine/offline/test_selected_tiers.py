@@ -235,7 +235,7 @@ def test_every_flipped_bit_of_bounds_is_found_and_no_answer_is_wrong(
 
 
 def test_texts_of_a_policy_are_the_same_with_tiers_when_decodes_select_among_what_it_keeps(folder: Path) -> None:
-    """What a policy has compacted serves no other prompt, on the device and below it."""
+    """No other prompt is served by what a policy has compacted, on the device or below it."""
     policy = {"kv_policy": "snapkv-wide", "kv_budget": 112}
     roomy = open_llm(folder, **policy)
     expected = answers(roomy)

@@ -1,4 +1,4 @@
-"""What a GPU's tier asks of CUDA, on streams that run at once and by a driver that copies in main memory."""
+"""Tests a GPU's tier without one: its streams run at once, and the driver copies in main memory."""
 
 import ctypes
 import time

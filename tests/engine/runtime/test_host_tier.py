@@ -143,7 +143,7 @@ def packed_tier(pool: KVPool) -> CpuHostTier:
 
 @pytest.mark.parametrize(("hidden_width", "budget_pages"), [(0, 0), (24, 0), (0, 4), (24, 4)])
 def test_packed_page_comes_back_as_its_rows_were_rounded(hidden_width: int, budget_pages: int) -> None:
-    """What stands beside keys and values comes back bit by bit."""
+    """Parts beside keys and values come back bit by bit."""
     pool = packed_pool(hidden_width=hidden_width, budget_pages=budget_pages)
     rows = pool.storage[2].view(-1, 32).clone()
     beside = [(part, part.clone()) for part in pool.words()[1:]]

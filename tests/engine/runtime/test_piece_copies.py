@@ -1,4 +1,4 @@
-"""What CUDA's driver is told of copies of pieces, by a driver that does them in main memory."""
+"""Tests what CUDA's driver is told of copies of pieces, by a driver that does them in main memory."""
 
 import ctypes
 from typing import Any

@@ -1,4 +1,4 @@
-"""What comes back to a preempted sequence is proved: each page and state with other bytes is named, and no other."""
+"""Pages and states that come back to a preempted sequence are proved: those with other bytes are named, no others."""
 
 from dataclasses import replace
 

@@ -55,9 +55,9 @@ class CudaHostTier(HostTier):
         # Otherwise the next engine of this process could get the same addresses, which CUDA would think are locked.
         weakref.finalize(self, _unpin, self._host, self._device).atexit = False
         self._storing: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch's
-        self._loading: Any = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
-        self._packing: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        self._unpacking: Any = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
+        self._loading: Any = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]  # torch's
+        self._packing: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch's
+        self._unpacking: Any = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]  # torch's
         self._pieces = PieceCopies(CudaDriver())
         self._copies: deque[_Copy] = deque()
         self._unproved: deque[tuple[int, list[int], Any, Any]] = deque()
@@ -251,7 +251,7 @@ def _event() -> Any:
 def _pin(tensor: Tensor, device: torch.device) -> None:
     """Page-locks memory that torch has not allocated: its own pinned memory comes in powers of two."""
     with torch.cuda.device(device):
-        result = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)  # type: ignore[no-untyped-call]
+        result = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)  # type: ignore[no-untyped-call]  # torch's
     if int(result):
         raise ModelError(
             f"kv_host_memory: CUDA cannot page-lock {tensor.nbytes:,} bytes (error {int(result)}): set a smaller one, "

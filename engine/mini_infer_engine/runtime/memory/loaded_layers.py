@@ -29,7 +29,7 @@ class LoadedLayers:
         """The first layer of each group, and the one after its last."""
         self._awaited = groups_to_await([place // size for place in places or range(num_layers)])
         # In a graph, only such an event refers to what was recorded outside.
-        self._events: list[Any] = [torch.cuda.Event(external=True) for _ in self.groups]  # type: ignore[no-untyped-call]
+        self._events: list[Any] = [torch.cuda.Event(external=True) for _ in self.groups]  # type: ignore[no-untyped-call]  # torch's
         for group in range(len(self.groups)):
             self.copied(group)
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from mini_infer_contract.events import MEDIUM_GPU, BlockStored
+from mini_infer_engine.config.model.kv_groups import kv_cache_config
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.kv_tiers import tier
 from mini_infer_engine.core.request import CachedTokens, Output, Request, SamplingParams
@@ -17,6 +18,9 @@ from tests.support.engine_world import make_engine
 from tests.support.fake_runner import FakeRunner, expected_tokens
 from tests.support.fake_tiers import FakeHostMemory, FakeLayerwiseLoad
 
+WINDOW = 20
+"""Tokens: the last two pages of a prefix."""
+
 
 def warm_engine(*, num_pages: int = NUM_PAGES, **settings: object) -> tuple[Engine, FakeRunner, FakeHostMemory]:
     """Returns an engine whose main memory has a prompt that the device has evicted."""
@@ -25,6 +29,24 @@ def warm_engine(*, num_pages: int = NUM_PAGES, **settings: object) -> tuple[Engi
     )
     run(engine, PROMPT, "first")
     others(engine, 1 + num_pages // 10)
+    engine.take_events()
+    assert runner.host_memory is not None
+    return engine, runner, runner.host_memory
+
+
+def warm_windows(
+    windows: tuple[int | None, ...] = (None, WINDOW), **settings: object
+) -> tuple[Engine, FakeRunner, FakeHostMemory]:
+    """Returns an engine whose main memory alone has a prompt, in all KV groups."""
+    engine, runner = make_engine(
+        60, 16, LENGTH, num_tier_pages=(120, 0), loads_by_layer=True, draw=_Eager(0),
+        kv_cache=kv_cache_config(windows, LENGTH), **settings,
+    )  # fmt: skip
+    engine.add(request("first"))
+    drain(engine)
+    while engine.write_behind():
+        pass
+    engine.scheduler.kv_cache.reset_prefix_cache()
     engine.take_events()
     assert runner.host_memory is not None
     return engine, runner, runner.host_memory
@@ -191,10 +213,11 @@ def test_nothing_is_left_when_the_request_is_aborted(num_steps: int, depth: int,
     assert made[-1].finish_reason == "length"
 
 
+@pytest.mark.parametrize("warm", [warm_engine, warm_windows])
 @pytest.mark.parametrize("what", ["launch", "collect"])
 @pytest.mark.parametrize("depth", [0, 1])
-def test_nothing_is_left_when_the_pass_fails(what: str, depth: int) -> None:
-    engine, runner, memory = warm_engine(step_depth=depth)
+def test_nothing_is_left_when_the_pass_fails(warm: Any, what: str, depth: int) -> None:
+    engine, runner, memory = warm(step_depth=depth)
     setattr(runner, f"{what}_error", RuntimeError("told to fail"))
     engine.add(request("again"))
     errors = []
@@ -206,15 +229,16 @@ def test_nothing_is_left_when_the_pass_fails(what: str, depth: int) -> None:
     assert memory.num_layerwise_loads == 2
 
 
-def test_sequence_goes_on_when_it_is_preempted_while_its_blocks_come() -> None:
-    engine, _, memory = warm_engine(step_depth=1)
+@pytest.mark.parametrize("warm", [warm_engine, warm_windows])
+def test_sequence_goes_on_when_it_is_preempted_while_its_blocks_come(warm: Any) -> None:
+    engine, _, memory = warm(step_depth=1)
     engine.add(request("again"))
     engine.step()
     (sequence,) = engine.scheduler.running
     assert sequence.in_flight
     engine.scheduler.leave(sequence, State.PREEMPTED)
     assert drain(engine) == {"again": expected_tokens(request("again"), LENGTH)}
-    assert memory.num_loads == 1
+    assert (memory.num_loads, memory.num_layerwise_loads) == (1, 1)
     check_nothing_is_left(engine)
 
 

@@ -6,21 +6,22 @@ from typing import Any
 import pytest
 
 from mini_infer_contract.blocks import block_keys, root_key
-from mini_infer_engine.config.model.kv_groups import kv_cache_config
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.kv_tiers.page_record import group_key
 from mini_infer_engine.core.prefix_cache import PrefixCache
 from mini_infer_engine.core.request import CachedTokens, Output
-from mini_infer_engine.core.sequence import State
 from mini_infer_engine.core.step import Step
-from tests.engine.core.kv_tiers.test_layerwise_loads import check_nothing_is_left, drain, request, stored_on_device
-from tests.engine.core.kv_tiers.test_tiers import LENGTH, PROMPT, _Eager, cached, run
-from tests.support.engine_world import make_engine
-from tests.support.fake_runner import FakeRunner, expected_tokens
+from tests.engine.core.kv_tiers.test_layerwise_loads import (
+    WINDOW,
+    check_nothing_is_left,
+    drain,
+    request,
+    stored_on_device,
+    warm_windows,
+)
+from tests.engine.core.kv_tiers.test_tiers import LENGTH, PROMPT, cached, run
+from tests.support.fake_runner import expected_tokens
 from tests.support.fake_tiers import FakeHostMemory
-
-WINDOW = 20
-"""Tokens: the last two pages of a prefix."""
 
 
 class _Late(random.Random):
@@ -30,24 +31,6 @@ class _Late(random.Random):
 
     def random(self) -> float:
         return 0.0 if self.ends else 0.9
-
-
-def warm_engine(
-    windows: tuple[int | None, ...] = (None, WINDOW), **settings: object
-) -> tuple[Engine, FakeRunner, FakeHostMemory]:
-    """Returns an engine whose main memory alone has a prompt, in all KV groups."""
-    engine, runner = make_engine(
-        60, 16, LENGTH, num_tier_pages=(120, 0), loads_by_layer=True, draw=_Eager(0),
-        kv_cache=kv_cache_config(windows, LENGTH), **settings,
-    )  # fmt: skip
-    engine.add(request("first"))
-    drain(engine)
-    while engine.write_behind():
-        pass
-    engine.scheduler.kv_cache.reset_prefix_cache()
-    engine.take_events()
-    assert runner.host_memory is not None
-    return engine, runner, runner.host_memory
 
 
 def group_keys(group: int) -> list[bytes]:
@@ -84,7 +67,7 @@ def lose_window(engine: Engine) -> None:
 def test_first_pass_follows_the_load_of_all_groups(
     windows: tuple[int | None, ...], num_pages: int, num_tokens: int, depth: int
 ) -> None:
-    engine, runner, memory = warm_engine(windows, step_depth=depth)
+    engine, runner, memory = warm_windows(windows, step_depth=depth)
     num_batches, outputs = len(runner.batches), list[Output]()
     engine.add(request("again"))
     while engine.has_work:
@@ -103,7 +86,7 @@ def test_first_pass_follows_the_load_of_all_groups(
 
 
 def test_no_group_is_hit_before_the_commit() -> None:
-    engine, _, _ = warm_engine(step_depth=1)
+    engine, _, _ = warm_windows(step_depth=1)
     engine.add(request("first again"))
     engine.step()
     engine.add(request("too"))
@@ -119,7 +102,7 @@ def test_no_group_is_hit_before_the_commit() -> None:
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize(("group", "place"), [(0, 0), (0, 8), (1, 7), (1, 8)])
 def test_text_is_right_and_no_group_is_cached_when_a_page_came_changed(depth: int, group: int, place: int) -> None:
-    engine, _, memory = warm_engine(step_depth=depth)
+    engine, _, memory = warm_windows(step_depth=depth)
     change(engine, memory, group, place)
     engine.add(request("again"))
     seen = list[Output]()
@@ -139,7 +122,7 @@ def test_text_is_right_and_no_group_is_cached_when_a_page_came_changed(depth: in
 
 @pytest.mark.parametrize("is_changed", [False, True])
 def test_a_window_alone_is_loaded_when_the_device_has_lost_no_other_page(is_changed: bool) -> None:
-    engine, _, memory = warm_engine()
+    engine, _, memory = warm_windows()
     assert cached(run(engine, PROMPT, "again")) == CachedTokens(host=144)
     lose_window(engine)
     if is_changed:
@@ -158,7 +141,7 @@ def test_a_window_alone_is_loaded_when_the_device_has_lost_no_other_page(is_chan
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("is_changed", [False, True])
 def test_nothing_is_left_when_the_request_is_aborted(num_steps: int, depth: int, is_changed: bool) -> None:
-    engine, _, memory = warm_engine(step_depth=depth, long_prefill_token_threshold=5)
+    engine, _, memory = warm_windows(step_depth=depth, long_prefill_token_threshold=5)
     if is_changed:
         change(engine, memory, 1, 8)
     engine.add(request("again"))
@@ -170,36 +153,9 @@ def test_nothing_is_left_when_the_request_is_aborted(num_steps: int, depth: int,
     assert run(engine, PROMPT, "once more")[-1].finish_reason == "length"
 
 
-@pytest.mark.parametrize("what", ["launch", "collect"])
-@pytest.mark.parametrize("depth", [0, 1])
-def test_nothing_is_left_when_the_pass_fails(what: str, depth: int) -> None:
-    engine, runner, memory = warm_engine(step_depth=depth)
-    setattr(runner, f"{what}_error", RuntimeError("told to fail"))
-    engine.add(request("again"))
-    errors = []
-    while engine.has_work:
-        errors += [output.error for output in engine.step() if output.error]
-    assert len(errors) == 1
-    check_nothing_is_left(engine)
-    assert cached(run(engine, PROMPT, "once more")).host == 144
-    assert memory.num_layerwise_loads == 2
-
-
-def test_sequence_goes_on_when_it_is_preempted_while_its_blocks_come() -> None:
-    engine, _, memory = warm_engine(step_depth=1)
-    engine.add(request("again"))
-    engine.step()
-    (sequence,) = engine.scheduler.running
-    assert sequence.in_flight
-    engine.scheduler.leave(sequence, State.PREEMPTED)
-    assert drain(engine) == {"again": expected_tokens(request("again"), LENGTH)}
-    assert memory.num_layerwise_loads == 1
-    check_nothing_is_left(engine)
-
-
 def test_pages_behind_a_window_stay_pinned_while_they_are_copied() -> None:
     """The second chunk of the prompt frees one, in a plan before the copy has ended."""
-    engine, runner, memory = warm_engine(step_depth=1, long_prefill_token_threshold=16)
+    engine, runner, memory = warm_windows(step_depth=1, long_prefill_token_threshold=16)
     num_batches, prompt = len(runner.batches), [*PROMPT[:144], *range(1, 40)]
     memory.draw = late = _Late(0)
     engine.add(request("again", prompt))
@@ -217,16 +173,16 @@ def test_pages_behind_a_window_stay_pinned_while_they_are_copied() -> None:
         late.ends = True
         return step
 
-    engine.scheduler.plan = plan_and_look  # type: ignore[method-assign]
+    engine.scheduler.plan = plan_and_look  # type: ignore[method-assign]  # it looks between plans
     engine.step()
     assert late.ends
-    engine.scheduler.plan = plan  # type: ignore[method-assign]
+    engine.scheduler.plan = plan  # type: ignore[method-assign]  # its own again
     assert drain(engine)["again"] == expected_tokens(request("again", prompt), LENGTH)
     check_nothing_is_left(engine)
 
 
 def test_pages_come_before_the_pass_when_it_has_no_room_for_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, _, memory = warm_engine()
+    engine, _, memory = warm_windows()
     plan_chunk, calls = engine.scheduler._plan_chunk, list[object]()
 
     def plan_none_once(*args: Any) -> None:

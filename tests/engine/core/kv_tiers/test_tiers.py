@@ -132,7 +132,7 @@ def test_every_page_is_stored_before_it_is_evicted_under_load(leases: bool) -> N
             lost.append(page)
         evict(page)
 
-    cache.evict = checked  # type: ignore[method-assign]
+    cache.evict = checked  # type: ignore[method-assign]  # it checks what is evicted
     dice = random.Random(0)
     for number in range(60):
         if leases and number == 20:
