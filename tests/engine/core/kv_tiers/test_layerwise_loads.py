@@ -317,8 +317,11 @@ def test_rate_of_prefill_is_not_measured_when_the_pass_has_waited_for_a_load(loa
     assert (engine.load().prefill_tokens_per_s == before) == loads_by_layer
 
 
-def test_pages_are_loaded_before_the_pass_when_it_has_no_room_for_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, _, memory = warm_engine()
+@pytest.mark.parametrize("warm", [warm_engine, warm_windows])
+def test_pages_are_loaded_before_the_pass_when_it_has_no_room_for_the_chunk(
+    warm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _, memory = warm()
     plan_chunk = engine.scheduler._plan_chunk
     calls = list[object]()
 

@@ -1,7 +1,6 @@
 """Pages of several KV groups are loaded while a pass computes: of windows those that its first token sees."""
 
 import random
-from typing import Any
 
 import pytest
 
@@ -178,19 +177,4 @@ def test_pages_behind_a_window_stay_pinned_while_they_are_copied() -> None:
     assert late.ends
     engine.scheduler.plan = plan  # type: ignore[method-assign]  # its own again
     assert drain(engine)["again"] == expected_tokens(request("again", prompt), LENGTH)
-    check_nothing_is_left(engine)
-
-
-def test_pages_come_before_the_pass_when_it_has_no_room_for_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, _, memory = warm_windows()
-    plan_chunk, calls = engine.scheduler._plan_chunk, list[object]()
-
-    def plan_none_once(*args: Any) -> None:
-        calls.append(args)
-        if len(calls) > 1:
-            plan_chunk(*args)
-
-    monkeypatch.setattr(engine.scheduler, "_plan_chunk", plan_none_once)
-    assert cached(run(engine, PROMPT, "again")) == CachedTokens(host=144)
-    assert (memory.num_loads, memory.num_layerwise_loads) == (1, 1)
     check_nothing_is_left(engine)
